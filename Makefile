@@ -12,89 +12,86 @@ demo: ## watch a read model stay exact while deliveries are doubled and processe
 	go build -o $(BIN)/reviews ./examples/reviews
 	$(BIN)/reviews demo $(ARGS)
 
-test: race fault-short ## every test, the race detector on, some mutants included; lists what was skipped; each fault for some seconds
-
-# SQLite's own code, which is translated from C, runs without the race detector: with it the tests take ten times as long.
-# The driver and Kinora run with it.
-#
-# A program with the race detector sleeps for a second before it exits. Tests end programs often, so they sleep less.
-#
-# The packages that take longest begin first.
-#
-# If Redis, pgbouncer or a browser is missing and cannot be installed, its tests are skipped, and reported as skipped.
-race: gcc postgres
+# What is missing and can be installed is installed. The servers of the fault suite are always its own. If Redis, pgbouncer or a browser is missing and cannot be installed, its
+# tests are skipped, and reported as skipped.
+test: $(if $(RACE),gcc) postgres ## every test, and each fault for some seconds; says where it is, and ends with what passed, failed and was skipped (RACE=1: with the race detector)
 	@mkdir -p $(BIN)
 	@for tool in redis pgbouncer browser; do $(MAKE) -s $$tool || KINORA_SKIP="$$KINORA_SKIP,$$tool"; done; export KINORA_SKIP; \
-	GORACE=atexit_sleep_ms=100 go test -race -p 4 -gcflags=modernc.org/sqlite/lib=-race=false -v -timeout 30m ./providers/postgres/... ./examples/reviews/... work > $(BIN)/test.log 2>&1; status=$$?; \
-	if [ $$status -ne 0 ]; then grep -vE '^(=== |\s*--- PASS|\s*--- SKIP|redis: )' $(BIN)/test.log; \
-	echo "What failed:"; grep -E -A14 '^\s*--- FAIL|^\s+Error Trace:|^panic: |DATA RACE' $(BIN)/test.log | tail -300; \
-	else grep -E '^(ok|FAIL|\?)' $(BIN)/test.log; fi; \
-	echo "skipped: $$(grep -cE '^\s*--- SKIP' $(BIN)/test.log)"; \
-	grep -A2 -E '^\s*--- SKIP' $(BIN)/test.log; exit $$status
+	case ",$$KINORA_SKIP," in *,postgres,*) ;; *) KINORA_POSTGRES= $(MAKE) -s postgres || exit 1;; esac; \
+	go run ./internal/testrun $(if $(RACE),-race) $(ARGS)
+
+steady: ## make test ten times from clean clones of a commit: six times warm, twice cold, twice next to busy loops; continues, and writes tests/steady.json (ARGS="-commit C -runs warm,cold")
+	go run ./internal/steady $(ARGS)
+
+# apt installs Debian packages, if it may.
+apt = [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && echo "installing $(1)" && \
+	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(1) > /dev/null
 
 gcc: # the race detector needs cgo
-	@command -v gcc > /dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && \
-	apt-get update -qq && apt-get install -y -qq gcc libc6-dev; } || \
+	@command -v gcc > /dev/null || { $(call apt,gcc libc6-dev); } || \
 	{ echo "the race detector needs a C compiler: install gcc"; exit 1; }
 
 # Tests start private servers of their own from the installed binaries, unless KINORA_POSTGRES names one.
 postgres:
 	@[ -n "$$KINORA_POSTGRES" ] || ls /usr/lib/postgresql/*/bin/postgres > /dev/null 2>&1 || command -v postgres > /dev/null || \
 	case ",$$KINORA_SKIP," in *,postgres,*) true;; *) false;; esac || \
-	{ [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get update -qq && \
-	apt-get install -y -qq postgresql-common && mkdir -p /etc/postgresql-common && \
-	echo "create_main_cluster = false" >> /etc/postgresql-common/createcluster.conf && apt-get install -y -qq postgresql; } || \
+	{ $(call apt,postgresql-common) && mkdir -p /etc/postgresql-common && \
+	echo "create_main_cluster = false" >> /etc/postgresql-common/createcluster.conf && $(call apt,postgresql); } || \
 	{ echo "the tests need PostgreSQL: install the package postgresql, or name a server in KINORA_POSTGRES (the fault suite needs the package), or set KINORA_SKIP=postgres"; exit 1; }
 
 # Some tests go through a pooler in transaction mode, private ones as well. The package would start a service of its own.
 pgbouncer:
 	@command -v pgbouncer > /dev/null || [ -x /usr/sbin/pgbouncer ] || \
 	case ",$$KINORA_SKIP," in *,pgbouncer,*|*,postgres,*) true;; *) false;; esac || \
-	{ [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get update -qq && apt-get install -y -qq pgbouncer && \
-	{ [ ! -d /run/systemd/system ] || systemctl disable --now pgbouncer > /dev/null 2>&1 || true; }; } || \
+	{ $(call apt,pgbouncer) && { [ ! -d /run/systemd/system ] || systemctl disable --now pgbouncer > /dev/null 2>&1 || true; }; } || \
 	{ echo "the tests need pgbouncer: install the package pgbouncer, or set KINORA_SKIP=pgbouncer"; exit 1; }
 
 # Tests start private servers. The package would start a service: on systemd it is masked until the package is there.
 redis:
 	@command -v redis-server > /dev/null || \
 	case ",$$KINORA_SKIP," in *,redis,*) true;; *) false;; esac || \
-	{ [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get update -qq && \
-	systemd() { [ ! -d /run/systemd/system ] || systemctl "$$@" redis-server > /dev/null 2>&1 || true; } && \
-	systemd mask && apt-get install -y -qq --no-install-recommends redis-server && systemd unmask && systemd disable; } || \
+	{ systemd() { [ ! -d /run/systemd/system ] || systemctl "$$@" redis-server > /dev/null 2>&1 || true; } && \
+	systemd mask && $(call apt,redis-server) && systemd unmask && systemd disable; } || \
 	{ echo "the tests need Redis: install the package redis-server, or set KINORA_SKIP=redis"; exit 1; }
 
 # One test drives the page of the example in a headless browser.
 browser:
 	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || command -v google-chrome > /dev/null || \
 	case ",$$KINORA_SKIP," in *,browser,*) true;; *) false;; esac || \
-	{ [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get update -qq && apt-get install -y -qq chromium; } || \
+	{ $(call apt,chromium); } || \
 	{ echo "the tests need a browser: install the package chromium, or set KINORA_SKIP=browser"; exit 1; }
 
-fault: server ## every fault on real processes, and the long tests, in an hour (CELL=kill,zombie for some, SEED=7 again); writes tests/fault/report.json
-	@[ -n "$(CELL)" ] || $(MAKE) -s long
+# These three take an hour and more. Each writes its record after each entry, and goes on where it was interrupted: an entry of the
+# present code that is ok does not run again (ARGS=-again runs all).
+fault: server ## every fault on real processes, in an hour (CELL=kill,zombie for some, SEED=7 again); writes tests/fault/report.json
 	go run ./tests/fault -cell "$(CELL)" -seed "$(or $(SEED),0)" $(ARGS)
 
-long: server pgbouncer ## the long form of the tests that have one (see internal/longtest), and every mutant, in a quarter of an hour; part of make fault
-	KINORA_LONG=1 go test -count=1 -timeout 30m ./outbox ./providers/postgres/pooled ./internal/mutant
-	KINORA_LONG=1 go test -count=1 -run TestNoEventIsSkippedWhateverTheOrderOfCommits ./providers/postgres
-	KINORA_LONG=1 go test -count=1 -timeout 30m ./examples/distributed/...
-	go run ./examples/growth -events 50000 -limit 20m
+long: server pgbouncer ## the long form of the tests that have one (see internal/longtest); writes tests/fault/long.json
+	go run ./tests/fault -long $(ARGS)
 
 fault-short: ## each fault for some seconds, in three minutes (CELL=, SEED=)
 	@mkdir -p $(BIN)
 	@case ",$$KINORA_SKIP," in *,postgres,*) echo "skipped: the fault suite"; exit 0;; esac; \
 	$(MAKE) -s server && go run ./tests/fault -short -report $(BIN)/fault-short.json -cell "$(CELL)" -seed "$(or $(SEED),0)" $(ARGS)
 
-mutants: server ## the fault suite against each mechanism taken out: which cell notices, and how soon; writes tests/fault/mutants.json
-	go run ./tests/fault -mutants -report tests/fault/mutants.json -seed "$(or $(SEED),0)" $(ARGS)
+mutants: server pgbouncer ## every mechanism taken out: its tests, and its cells of the fault suite, must fail; writes tests/fault/mutants.json
+	go run ./tests/fault -mutants -seed "$(or $(SEED),0)" $(ARGS)
 
 # The fault suite stops and fills up servers: they are always its own. KINORA_SKIP=redis skips its cell with Redis.
 server:
 	@KINORA_POSTGRES= KINORA_SKIP= $(MAKE) -s postgres
 	@$(MAKE) -s redis
 
-bench: postgres ## measure against peers and hand-written limits (ONLY=append for a part); writes bench/results.json
-	cd bench && go run . -only "$(ONLY)" && go run ./plot
+bench: postgres ## measure against peers and hand-written limits (ONLY=append for a part); writes bench/results.json, and figures
+	cd bench && go run . -only "$(ONLY)"
+	$(MAKE) -s figures
+
+figures: ## write the figures and plots of the documents again, from bench/results.json, tests/fault/report.json and tests/fault/mutants.json
+	go run ./internal/figures
+	cd bench && go run ./plot
+
+evidence: ## write docs/evidence.md: the tests, cells of the fault suite and mutants of each promise
+	go run ./internal/promises
 
 screenshots: browser postgres ## make the pictures of the operators' page in docs/images again, in four minutes
 	cd cmd/kinora && KINORA_SCREENSHOTS=$(CURDIR)/docs/images go test -count=1 -run TestAPoisonedServiceIsRepairedFromThePage ./commands
@@ -119,4 +116,4 @@ $(BIN)/golangci-lint-$(GOLANGCI):
 	GOBIN=$(BIN) GOFLAGS=-mod=mod go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
 	mv $(BIN)/golangci-lint $@
 
-.PHONY: help demo test race gcc postgres server redis pgbouncer browser fault long fault-short mutants bench screenshots lint
+.PHONY: help demo test steady gcc postgres server redis pgbouncer browser fault long fault-short mutants bench figures evidence screenshots lint

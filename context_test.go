@@ -10,6 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/providers/memory"
@@ -23,6 +24,7 @@ type caused struct{ Way string }
 // TestContextFlows: whatever a handler appends, enqueues, emits or publishes with its context has the
 // event as its cause, and the event's correlation id and traceparent. So has what a task does that a
 // handler has added.
+// Promise: G13.1
 func TestContextFlows(t *testing.T) {
 	t.Parallel()
 	types := eventstore.NewTypes(eventstore.Type[posted]("posted"), eventstore.Type[caused]("caused"))
@@ -84,11 +86,7 @@ func TestContextFlows(t *testing.T) {
 	_, err = reviews.Update(ctx, "1", func(*review) ([]any, error) { return []any{posted{5}}, nil })
 	require.NoError(t, err)
 	for range 2 {
-		select {
-		case <-done:
-		case <-time.After(time.Minute):
-			t.Fatal("the tasks have not ended")
-		}
+		patience.Receive(t, done, "the end of the tasks")
 	}
 
 	var cause string

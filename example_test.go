@@ -3,7 +3,6 @@ package kinora_test
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/kinora-go/kinora"
 )
@@ -47,9 +46,10 @@ func ExampleStart() {
 
 // Run is for a program that has nothing else to do: it returns after its context ends.
 func ExampleRun() {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond) // or signal.NotifyContext
-	defer cancel()
-	fmt.Println(kinora.Run(ctx, newWorker("runner")))
+	ctx, stop := context.WithCancel(context.Background()) // or signal.NotifyContext
+	runner := newWorker("runner")
+	go func() { <-runner.Running(); stop() }()
+	fmt.Println(kinora.Run(ctx, runner))
 
 	// Output:
 	// runner starts

@@ -60,6 +60,7 @@ func start(t *testing.T, s kinora.Service) (stop func()) {
 }
 
 // A relay whose publisher does not return is not healthy, until it returns. A slow publisher is.
+// Promise: G13.5
 func TestHealthyWhileARelayPublishes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -105,6 +106,7 @@ func TestHealthyWhileARelayPublishes(t *testing.T) {
 
 // A runner with a handler that does not return after its deadline is not healthy, until it returns.
 // A slow handler is.
+// Promise: G13.5
 func TestHealthyWhileHandlersRun(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -148,6 +150,7 @@ func TestHealthyWhileHandlersRun(t *testing.T) {
 }
 
 // A worker with a handler that does not return is not healthy, until it returns.
+// Promise: G13.5
 func TestHealthyWhileTasksRun(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -181,12 +184,12 @@ func TestHealthyWhileTasksRun(t *testing.T) {
 }
 
 // A service that has ended with an error is not healthy.
+// Promise: G13.5
 func TestHealthyAfterAServiceHasEnded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, err := memory.New(nil)
 		require.NoError(t, err)
-		rate(t, db, "review-1", 1)
 		p := projector.Define("ratings", rating, projector.Options{Parking: projector.Halt}, projector.On("rated",
 			func(context.Context, *memory.Model, eventstore.Event[rated]) error {
 				return projector.Permanent(errors.New("no"))
@@ -195,6 +198,7 @@ func TestHealthyAfterAServiceHasEnded(t *testing.T) {
 		require.NoError(t, err)
 		group, err := kinora.Start(t.Context(), runner)
 		require.NoError(t, err)
+		rate(t, db, "review-1", 1) // now: Start returns the error of a service that ends before it is running
 		<-group.Ended()
 		healthy := kinora.Healthy(10*time.Second, runner)
 		time.Sleep(11 * time.Second)

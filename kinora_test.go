@@ -58,6 +58,7 @@ func (s *service) Run(ctx context.Context) error {
 	}
 }
 
+// Promise: G9.1
 func TestStartInOrderStopInReverse(t *testing.T) {
 	t.Parallel()
 	j := &journal{}

@@ -3,9 +3,11 @@ package kinora_test
 import (
 	"context"
 	"database/sql"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"regexp"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,30 +17,31 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/internal/pgtest"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/providers/memory"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/sqlite"
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
 // becomes waits until h replies with status and a body that matches.
 func becomes(t *testing.T, h http.Handler, status int, body string) {
 	t.Helper()
-	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		is, text := probe(t, h)
-		require.Equal(c, status, is, text)
-		require.Regexp(c, body, text)
-	}, time.Minute, 10*time.Millisecond)
+	patience.NoError(t, func() error {
+		if is, text := probe(t, h); is != status || !regexp.MustCompile(body).MatchString(text) {
+			return fmt.Errorf("status %d and %s, not %d and %s", status, body, is, text)
+		}
+		return nil
+	})
 }
 
 func ready(t *testing.T, cfg kinora.ReadyConfig) http.Handler {
 	t.Helper()
 	cfg.Again = time.Millisecond
 	if cfg.Timeout == 0 {
-		cfg.Timeout = 20 * time.Second // for a slow machine
+		cfg.Timeout = patience.Limit()
 	}
 	h, err := kinora.Ready(cfg)
 	require.NoError(t, err)
@@ -47,6 +50,7 @@ func ready(t *testing.T, cfg kinora.ReadyConfig) http.Handler {
 
 // A service is not ready while its database is away or not migrated, its log is held back, or its
 // projector is behind. It is ready again after that.
+// Promise: G13.6
 func TestReadyOnPostgreSQL(t *testing.T) {
 	t.Parallel()
 	server := pgtest.Private(t)
@@ -99,6 +103,7 @@ func TestReadyOnPostgreSQL(t *testing.T) {
 	stop()
 }
 
+// Promise: G13.6
 func TestReadyOnSQLite(t *testing.T) {
 	t.Parallel()
 	db, err := sqlite.Open(t.Context(), filepath.Join(t.TempDir(), "events.db"), nil)
@@ -134,6 +139,7 @@ func (s *slowStore) LogPosition(ctx context.Context, from eventstore.From) (int6
 
 // Probes at the same time share one check, and none takes longer than the timeout, even if the
 // store does not return.
+// Promise: G13.6
 func TestReadyIsBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

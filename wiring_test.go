@@ -14,6 +14,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
 	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/providers/memory"
@@ -128,6 +129,7 @@ const (
 
 // TestStartReportsWhatIsNotConnected: each warning is one line, and there is none in a service that is
 // complete, or that another process completes.
+// Promise: G13.7
 func TestStartReportsWhatIsNotConnected(t *testing.T) {
 	t.Parallel()
 	own := map[string]*eventstore.Types{"review": reviews}
@@ -181,6 +183,7 @@ func TestStartReportsWhatIsNotConnected(t *testing.T) {
 }
 
 // TestStartRefusesARelayWithoutARoute: nothing runs, and the error says what to do.
+// Promise: G13.7
 func TestStartRefusesARelayWithoutARoute(t *testing.T) {
 	t.Parallel()
 	own := map[string]*eventstore.Types{"review": reviews}
@@ -241,9 +244,7 @@ func TestEventOfATopicThatNobodyReadsArrives(t *testing.T) {
 
 	at, err := repo.Update(t.Context(), "1", func(*review) ([]any, error) { return []any{posted{5}}, nil })
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	require.NoError(t, ratings.Wait(ctx, db, at))
+	require.NoError(t, ratings.Wait(patience.Context(t), db, at))
 	db.View(func(m *memory.Model) {
 		stars, _ := m.Get("stars", "review-1")
 		require.Equal(t, 5, stars)

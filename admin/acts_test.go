@@ -17,6 +17,7 @@ import (
 
 	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
@@ -25,6 +26,7 @@ import (
 
 // While a projector is paused, nothing is applied to it: no event of the log, no delivery, and no parked
 // message. What waits is applied, in order, after it is resumed. Other projectors go on.
+// Promise: O1.1
 func TestAPausedProjectorAppliesNothing(t *testing.T) {
 	t.Parallel()
 	for _, from := range []string{"log", "broker", "parked"} {
@@ -115,7 +117,8 @@ func TestAPausedProjectorAppliesNothing(t *testing.T) {
 	}
 }
 
-// follow waits until each service has reported again. Before it reports, it reads what is paused.
+// follow waits until each service has read what is paused. A service reads it before each of its reports. It may have read
+// it before this call, and report afterwards, so follow waits for two reports.
 func follow(t *testing.T, db *memory.DB) {
 	t.Helper()
 	seen := func() map[string]time.Time {
@@ -127,19 +130,22 @@ func follow(t *testing.T, db *memory.DB) {
 		}
 		return all
 	}
-	before := seen()
-	(&world{T: t}).eventually(func() error {
-		for id, at := range seen() {
-			if !at.After(before[id]) {
-				return fmt.Errorf("%s has not reported again", id)
+	for range 2 {
+		before := seen()
+		(&world{T: t}).eventually(func() error {
+			for id, at := range seen() {
+				if !at.After(before[id]) {
+					return fmt.Errorf("%s has not reported again", id)
+				}
 			}
-		}
-		return nil
-	})
+			return nil
+		})
+	}
 }
 
 // A request whose runner was killed fails at the end of its lease. It is not begun again: a message that ends its
 // process would end each runner in turn.
+// Promise: O2.1
 func TestARequestOfAKilledRunnerFails(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -149,9 +155,7 @@ func TestARequestOfAKilledRunnerFails(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, taken)
 	w.start(w.runner(projector.RunnerConfig{}))
-	limited, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	act, err := w.ops.Await(limited, id, nil)
+	act, err := w.ops.Await(patience.Context(t), id, nil)
 	require.NoError(t, err)
 	require.Equal(t, provider.ActFailed, act.State)
 	require.NotEqual(t, "a runner that was killed", act.Holder)
@@ -162,6 +166,7 @@ func TestARequestOfAKilledRunnerFails(t *testing.T) {
 }
 
 // A request that is canceled stops: the context of its handlers ends.
+// Promise: O2.1
 func TestACanceledRequestStops(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -190,11 +195,7 @@ func TestACanceledRequestStops(t *testing.T) {
 	canceled, err := w.ops.Cancel(t.Context(), id, by)
 	require.NoError(t, err)
 	require.True(t, canceled)
-	select {
-	case <-ended:
-	case <-time.After(patience / 2):
-		t.Fatal("the handler goes on")
-	}
+	patience.Receive(t, ended, "the end of the handler")
 	act, err := w.ops.Await(t.Context(), id, nil)
 	require.NoError(t, err)
 	require.Equal(t, provider.ActCanceled, act.State)
@@ -203,6 +204,7 @@ func TestACanceledRequestStops(t *testing.T) {
 }
 
 // Relays claim no entries of a paused topic, and those of others.
+// Promise: O1.1
 func TestAPausedTopicIsNotPublished(t *testing.T) {
 	t.Parallel()
 	db, err := memory.New(&memory.Config{Route: outbox.ByCategory})

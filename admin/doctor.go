@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -238,27 +239,39 @@ func (f *Facts) findPaused() (found []provider.Finding) {
 			Remedy: []string{"kinora " + resumes[p.Kind] + " resume " + quote(p.Name) + ` --reason "…"`},
 		})
 	}
-	type outage struct{ topic, class string }
-	relays := map[outage][]string{}
+	return append(found, f.findOutages()...)
+}
+
+// findOutages finds services that wait by themselves, because everything fails.
+func (f *Facts) findOutages() (found []provider.Finding) {
+	services := map[provider.Outage][]string{}
 	for _, s := range f.Services {
-		for _, t := range s.Paused {
-			if s.ExpiresAt.After(f.At) {
-				relays[outage{t.Topic, t.Class}] = append(relays[outage{t.Topic, t.Class}], s.Process)
+		for _, o := range s.Outages {
+			if o.Until = (time.Time{}); s.ExpiresAt.After(f.At) {
+				services[o] = append(services[o], s.Process)
 			}
 		}
 	}
-	var outages []outage
-	for o := range relays {
-		outages = append(outages, o)
-	}
-	slices.SortFunc(outages, func(a, b outage) int { return cmp.Or(cmp.Compare(a.topic, b.topic), cmp.Compare(a.class, b.class)) })
-	for _, o := range outages {
-		found = append(found, provider.Finding{
-			Check: provider.FindingPaused, Title: "Every publish to the topic " + o.topic + " fails",
+	for _, o := range slices.SortedFunc(maps.Keys(services), func(a, b provider.Outage) int {
+		return cmp.Or(cmp.Compare(a.Topic, b.Topic), cmp.Compare(a.Projector, b.Projector), cmp.Compare(a.Handler, b.Handler), cmp.Compare(a.Code, b.Code), cmp.Compare(a.Class, b.Class))
+	}) {
+		one := provider.Finding{
+			Check: provider.FindingPaused, Title: "Every publish to the topic " + o.Topic + " fails",
 			Meaning: "Relays pause the topic and try again after at most a minute. No attempt is counted, and nothing is lost.",
-			Facts:   facts("error", o.class, "relays", strings.Join(relays[o], ", ")),
+			Facts:   facts("error", o.Class, "relays", strings.Join(services[o], ", ")),
 			Remedy:  []string{"check the broker and the rights of the relay; with RelayConfig.LogErrors its log has the text of the error"},
-		})
+		}
+		if o.Projector != "" {
+			one.Title = "Messages of the projector " + o.Projector + " fail one after the other"
+			one.Meaning = "What their handler needs may be down. So runners wait before each message, for at most 30 s, until one is applied. " +
+				"Those that failed are parked, and tried again."
+			one.Facts = facts("handler", cmp.Or(o.Handler, "unknown"), "error", o.Class+" "+cmp.Or(o.Code, "without a code"), "runners", strings.Join(services[o], ", "))
+			one.Remedy = []string{
+				"kinora parked ls --projector " + o.Projector,
+				"check what the handler calls; with RunnerConfig.LogErrors the log of the runner has the text of the error",
+			}
+		}
+		found = append(found, one)
 	}
 	return found
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
+// Promise: O3.2
 func TestDoctorFindsNothingInAHealthyService(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -43,6 +44,7 @@ func TestDoctorFindsNothingInAHealthyService(t *testing.T) {
 }
 
 // Check 1. The remedy ends what the others wait for.
+// Promise: O3.2
 func TestDoctorNamesATransactionThatReadersWaitFor(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -75,6 +77,7 @@ func (w *world) applied(cents int) error {
 	return nil
 }
 
+// Promise: O3.2
 func TestDoctorNamesATransactionThatAppendsWaitFor(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -96,6 +99,7 @@ func TestDoctorNamesATransactionThatAppendsWaitFor(t *testing.T) {
 	w.quietly(soon, provider.FindingWait)
 }
 
+// Promise: O3.2
 func TestDoctorNamesAPreparedTransaction(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -114,6 +118,7 @@ func TestDoctorNamesAPreparedTransaction(t *testing.T) {
 }
 
 // Check 2.
+// Promise: O3.2
 func TestDoctorNamesARelayThatIsGone(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -139,6 +144,7 @@ func TestDoctorNamesARelayThatIsGone(t *testing.T) {
 	w.quietly(soon, provider.FindingGone)
 }
 
+// Promise: O3.2
 func TestDoctorNamesARunnerAndAWorkerThatAreGone(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -159,6 +165,7 @@ func TestDoctorNamesARunnerAndAWorkerThatAreGone(t *testing.T) {
 	require.Contains(t, value(f, "claimed tasks"), "1, until ")
 }
 
+// Promise: O3.2
 func TestDoctorNamesWorkThatNobodyDoes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -171,6 +178,7 @@ func TestDoctorNamesWorkThatNobodyDoes(t *testing.T) {
 }
 
 // Check 3.
+// Promise: O3.2
 func TestDoctorNamesWhatIsPaused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -180,6 +188,17 @@ func TestDoctorNamesWhatIsPaused(t *testing.T) {
 	f := w.finds(soon, provider.FindingPaused, "Every publish to the topic product fails")
 	require.Contains(t, value(f, "error"), "errors.errorString", "the class, and not the text")
 	w.deaf.Store(false)
+	w.quietly(soon, provider.FindingPaused)
+
+	w.start(w.runner(projector.RunnerConfig{Concurrency: 1}))
+	w.price("copper", -1)
+	w.price("zinc", -1)
+	w.price("lead", -1)
+	w.price("tin", -1)
+	f = w.finds(soon, provider.FindingPaused, "Messages of the projector prices fail one after the other")
+	require.Equal(t, "prices/priced", value(f, "handler"))
+	w.fixed.Store(true)
+	w.price("gold", 1)
 	w.quietly(soon, provider.FindingPaused)
 	for kind, command := range map[string]string{provider.PauseTopic: "kinora outbox resume product", provider.PauseProjector: "kinora projectors resume product"} {
 		set, err := w.ops.Pause(t.Context(), kind, "product", by)
@@ -195,6 +214,7 @@ func TestDoctorNamesWhatIsPaused(t *testing.T) {
 }
 
 // Check 4.
+// Promise: O3.2
 func TestDoctorNamesParkedKeys(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -221,6 +241,7 @@ func TestDoctorNamesParkedKeys(t *testing.T) {
 }
 
 // Check 5.
+// Promise: O3.2
 func TestDoctorNamesAProjectorThatLags(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -251,6 +272,7 @@ func TestDoctorNamesAProjectorThatLags(t *testing.T) {
 }
 
 // Check 6.
+// Promise: O3.2
 func TestDoctorNamesAnOldSnapshot(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -266,6 +288,7 @@ func TestDoctorNamesAnOldSnapshot(t *testing.T) {
 }
 
 // Check 7.
+// Promise: O3.2
 func TestDoctorNamesMissingAndNewerMigrations(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.Create(t, pgtest.Shared(t), "empty", func(context.Context, string) error { return nil })
@@ -290,6 +313,7 @@ func TestDoctorNamesMissingAndNewerMigrations(t *testing.T) {
 }
 
 // Check 8.
+// Promise: O3.2
 func TestDoctorNamesRolesThatMayDoTooMuchOrTooLittle(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -312,6 +336,7 @@ func TestDoctorNamesRolesThatMayDoTooMuchOrTooLittle(t *testing.T) {
 }
 
 // Check 9.
+// Promise: O3.2
 func TestDoctorNamesAPoolerThatLosesStatements(t *testing.T) {
 	t.Parallel()
 	dsn := postgrestest.DSN(t, nil, setup)
@@ -335,6 +360,7 @@ func TestDoctorNamesAPoolerThatLosesStatements(t *testing.T) {
 }
 
 // Check 10.
+// Promise: O3.2
 func TestDoctorNamesClocksThatDiffer(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -348,6 +374,7 @@ func TestDoctorNamesClocksThatDiffer(t *testing.T) {
 }
 
 // Check 11.
+// Promise: O3.2
 func TestDoctorNamesSequencesWithACache(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -359,6 +386,7 @@ func TestDoctorNamesSequencesWithACache(t *testing.T) {
 }
 
 // Check 12.
+// Promise: O3.2
 func TestDoctorNamesAbandonedEntriesAndTasks(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -389,6 +417,7 @@ func TestDoctorNamesAbandonedEntriesAndTasks(t *testing.T) {
 }
 
 // What applies to other stores.
+// Promise: O3.2
 func TestDoctorOnOtherStores(t *testing.T) {
 	t.Parallel()
 	file, err := sqlite.Open(t.Context(), t.TempDir()+"/a.db", nil)

@@ -35,6 +35,7 @@ func (w *world) as(role string) *postgres.DB {
 
 // A person with the role kinora_operator can look and decide, and cannot change what was recorded. One with
 // kinora_reader can only look.
+// Promise: O3.1
 func TestTheRolesOfPersons(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

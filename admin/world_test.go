@@ -18,6 +18,7 @@ import (
 	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/admin"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
@@ -31,8 +32,6 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("os/exec.(*Cmd).Wait"),
 		goleak.IgnoreAnyFunction("github.com/kinora-go/kinora/internal/testserver.run.func1"))
 }
-
-const patience = 60 * time.Second
 
 var by = provider.Decision{By: "ann", Reason: "a test"}
 
@@ -50,6 +49,9 @@ func prices(fixed *atomic.Bool) *projector.Projector[pgx.Tx] {
 	return projector.Define("prices", types, projector.Options{}, projector.On("priced", func(ctx context.Context, tx pgx.Tx, e eventstore.Event[Priced]) error {
 		if e.Data.Cents == 0 && !fixed.Load() {
 			return projector.Permanent(errors.New("nothing is free"))
+		}
+		if e.Data.Cents < 0 && !fixed.Load() {
+			return errors.New("the exchange is away")
 		}
 		_, err := tx.Exec(ctx, `insert into prices values ($1, $2) on conflict (product) do update set cents = excluded.cents`, e.Stream, e.Data.Cents)
 		return err
@@ -165,13 +167,7 @@ func (w *world) enqueue(tasks ...task.Draft) {
 // eventually waits until is returns no error.
 func (w *world) eventually(is func() error) {
 	w.Helper()
-	var err error
-	for limit := time.Now().Add(patience); time.Now().Before(limit); time.Sleep(50 * time.Millisecond) {
-		if err = is(); err == nil {
-			return
-		}
-	}
-	w.Fatal(err)
+	patience.NoError(w, is)
 }
 
 func (w *world) facts() *admin.Facts {

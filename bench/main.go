@@ -63,6 +63,8 @@ type result struct {
 	VsPeer   float64 `json:"vs_peer,omitempty"`
 	VsLimit  float64 `json:"vs_limit,omitempty"`
 	Rounds   int     `json:"rounds"`
+	Date     string  `json:"date,omitempty"`
+	CPU      string  `json:"cpu,omitempty"`
 }
 
 type report struct {
@@ -89,7 +91,7 @@ func main() {
 }
 
 func run(ctx context.Context, only string, rounds int, length, open time.Duration, crowded int, out, profile string) error {
-	server, err := pgtest.Start("fsync=on", "full_page_writes=on", "synchronous_commit=on", "shared_buffers=512MB",
+	server, err := pgtest.Start("fsync=on", "full_page_writes=on", "synchronous_commit=on", "jit=on", "shared_buffers=512MB",
 		"max_wal_size=4GB", "checkpoint_timeout=30min", "autovacuum_naptime=1min")
 	if err != nil {
 		return err
@@ -229,6 +231,10 @@ func allLines(ctx context.Context, b *bed) ([]line, *projectorBed, *taskBed, err
 // write writes the report, merged with an earlier run's results for lines that this run did not
 // measure.
 func (r report) write(out string) error {
+	r.Results = slices.Clone(r.Results)
+	for i := range r.Results {
+		r.Results[i].Date, r.Results[i].CPU = time.Now().Format(time.DateOnly), r.Machine["cpu"]
+	}
 	if err := r.keepOthers(out); err != nil {
 		return err
 	}

@@ -27,6 +27,7 @@ func foreign(uuid, payload string, headers ...string) *message.Message {
 	return m
 }
 
+// Promise: G10.1
 func TestJSON(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 3, 1, 11, 0, 0, 5, time.UTC)
@@ -98,6 +99,7 @@ func TestJSONConfigIsChecked(t *testing.T) {
 }
 
 // The marshalers of Watermill's CQRS component make the messages.
+// Promise: G10.1
 func TestCQRS(t *testing.T) {
 	t.Parallel()
 	m, err := cqrs.JSONMarshaler{}.Marshal(orderPlaced{4})
@@ -119,6 +121,7 @@ func TestCQRS(t *testing.T) {
 }
 
 // Protobuf is decoded by the codec of the type.
+// Promise: G10.1
 func TestCQRSWithProtobuf(t *testing.T) {
 	t.Parallel()
 	placed, err := structpb.NewStruct(map[string]any{"stars": 4})
@@ -158,6 +161,7 @@ func golden(t testing.TB, name string) *message.Message {
 	return m
 }
 
+// Promise: G10.1
 func TestCloudEventsOfTheSDK(t *testing.T) {
 	t.Parallel()
 	extra := func(pairs ...string) map[string]string {
@@ -204,6 +208,7 @@ func TestCloudEventsOfTheSDK(t *testing.T) {
 }
 
 // Different identities have different ids of at most 255 bytes.
+// Promise: G10.1
 func TestCloudEventsIdentity(t *testing.T) {
 	t.Parallel()
 	long, seen := strings.Repeat("x", 300), map[string]string{}
@@ -221,6 +226,7 @@ func TestCloudEventsIdentity(t *testing.T) {
 	}
 }
 
+// Promise: G10.2
 func TestCloudEventsThatAreMalformed(t *testing.T) {
 	t.Parallel()
 	structured := func(payload string) *message.Message {

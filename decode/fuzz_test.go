@@ -25,6 +25,7 @@ func check(t *testing.T, d projector.Decoder, m *message.Message) (eventstore.Ra
 	return raw, err
 }
 
+// Promise: G10.2
 func FuzzJSON(f *testing.F) {
 	for _, s := range []string{`{"meta":{"id":1,"type":"a","at":"2026-03-01T12:00:00Z"},"body":{}}`, `{"meta":[]}`, `null`, ``, `{"meta":{"id":"\ud800"}}`, "\xff"} {
 		f.Add([]byte(s), "order.placed", "u")
@@ -43,6 +44,7 @@ func FuzzJSON(f *testing.F) {
 	})
 }
 
+// Promise: G10.2
 func FuzzCQRS(f *testing.F) {
 	f.Add([]byte(`{}`), "orders.OrderPlaced", "u")
 	f.Add([]byte{}, "", "")
@@ -53,6 +55,7 @@ func FuzzCQRS(f *testing.F) {
 	})
 }
 
+// Promise: G10.2
 func FuzzCloudEventsStructured(f *testing.F) {
 	for _, name := range []string{"plain", "full", "text", "bytes", "none"} {
 		f.Add([]byte(golden(f, name+".structured").Payload))
@@ -70,6 +73,7 @@ func FuzzCloudEventsStructured(f *testing.F) {
 	})
 }
 
+// Promise: G10.2
 func FuzzCloudEventsBinary(f *testing.F) {
 	f.Add("ce_id", "17", "/shops/7", "order.placed", "application/json", []byte(`{}`))
 	f.Add("CE-ID", "\x00", "/ ", "\xff", ";;", []byte{})

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/decode"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/memory"
@@ -52,12 +53,13 @@ func (s subscription) deliver(t *testing.T, m *message.Message) {
 	case <-m.Acked():
 	case <-m.Nacked():
 		t.Fatal("nacked")
-	case <-time.After(30 * time.Second):
+	case <-time.After(patience.Limit()):
 		t.Fatal("not acked")
 	}
 }
 
 // Headers and payloads that no database stores as text are parked and replayed as they were.
+// Promise: G10.2
 func TestAnyMessageIsParkedAndReplayed(t *testing.T) {
 	t.Parallel()
 	t.Run("memory", func(t *testing.T) {

@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/kinora-go/kinora/decode"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
@@ -82,6 +83,7 @@ func subscriber(topics *sql.DB) (*wsql.Subscriber, error) {
 
 // A program in another language publishes JSON, with duplicates, and the process of the projector is
 // killed again and again.
+// Promise: G10.1
 func TestJSONOfAnotherProgramIsProjectedExactly(t *testing.T) {
 	t.Parallel()
 	for _, program := range []string{"sh", "psql"} {
@@ -114,11 +116,11 @@ func TestJSONOfAnotherProgramIsProjectedExactly(t *testing.T) {
 		child.Env = append(os.Environ(), "KINORA_TEST_CHILD="+dsn)
 		child.Stderr = os.Stderr
 		require.NoError(t, child.Start())
-		require.Eventually(t, func() bool { return count(`select count(*) from kinora.markers`) >= until }, 60*time.Second, time.Millisecond)
+		patience.Until(t, func() bool { return count(`select count(*) from kinora.markers`) >= until }, "%d markers", until)
 		if until == 60 { // until it has read all duplicates
-			require.Eventually(t, func() bool {
+			patience.Until(t, func() bool {
 				return count(`select count(*) from watermill_orders where "offset" > (select offset_acked from watermill_offsets_orders)`) == 0
-			}, 60*time.Second, 10*time.Millisecond)
+			}, "the offset of the last order")
 		} else if count(`select count(*) from kinora.markers`) < 60 {
 			kills++
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
@@ -155,12 +156,7 @@ func harmless[Tx any](t *testing.T, db interface {
 	require.NoError(t, err)
 	var names []string
 	for range 3 {
-		select {
-		case name := <-applied:
-			names = append(names, name)
-		case <-time.After(time.Minute):
-			t.Fatalf("only %v have applied the event behind the wrong rows", names)
-		}
+		names = append(names, patience.Receive(t, applied, "an event behind the wrong rows, which only %v have applied", names))
 	}
 	require.ElementsMatch(t, []string{"log", "completed", "relay"}, names)
 	read := 0
@@ -197,6 +193,7 @@ func harmless[Tx any](t *testing.T, db interface {
 	require.Equal(t, map[string]int{"unregistered": 3, "undecodable": 1}, codes, "an unknown type, no type, an unknown schema version; []")
 }
 
+// Promise: G11.3
 func TestWrongRowsOnPostgreSQL(t *testing.T) {
 	t.Parallel()
 	db, err := postgres.Open(t.Context(), postgrestest.DSN(t, nil), &postgres.Config{Route: sales})
@@ -214,6 +211,7 @@ func TestWrongRowsOnPostgreSQL(t *testing.T) {
 	harmless[pgx.Tx](t, db, w)
 }
 
+// Promise: G11.3
 func TestWrongRowsOnSQLite(t *testing.T) {
 	t.Parallel()
 	db, err := sqlite.Open(t.Context(), filepath.Join(t.TempDir(), "a.db"), &sqlite.Config{Route: sales})

@@ -137,6 +137,7 @@ func TestGoldenTypesWritesTheCurrentVersion(t *testing.T) {
 	require.Equal(t, text, again)
 }
 
+// Promise: G12.1
 func TestGoldenTypesWritesNothingInCI(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "events")
 	t.Setenv("KINORA_GOLDEN", "")
@@ -245,6 +246,7 @@ type placedInMap struct {
 }
 
 // Changes of a type without a new schema version, and the declarations that allow them.
+// Promise: G12.1
 func TestGoldenTypesReportsAChange(t *testing.T) {
 	type (
 		plain   = eventstore.TypeDef
@@ -335,6 +337,7 @@ func renameStars(old json.RawMessage) (json.RawMessage, error) {
 
 // A field is renamed with an upcaster. The sample of version 1 stays, and its decoded value is
 // recorded on request.
+// Promise: G12.2, G12.1
 func TestGoldenTypesNewVersion(t *testing.T) {
 	dir := written(t, eventstore.Type[posted1]("review.posted"))
 	v1 := samples(t, dir, "review.posted.v1.json")
@@ -383,6 +386,7 @@ func TestGoldenTypesNewVersion(t *testing.T) {
 }
 
 // Each set of fields of a version keeps its sample, so a later upcaster is tried with each.
+// Promise: G12.2
 func TestGoldenTypesKeepsEarlierSamplesOfAVersion(t *testing.T) {
 	type reviewed struct {
 		Author string `json:"author"`
@@ -396,6 +400,7 @@ func TestGoldenTypesKeepsEarlierSamplesOfAVersion(t *testing.T) {
 }
 
 // An earlier name keeps its files, and needs Was as long as it has files.
+// Promise: G12.1
 func TestGoldenTypesOfAnEarlierName(t *testing.T) {
 	dir := written(t, eventstore.Type[posted1]("posted"))
 	require.Empty(t, golden(t, dir, eventstore.Type[posted1]("review.posted").Was("posted")))
@@ -470,6 +475,7 @@ func (s *trimmed) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
+// Promise: G12.1
 func TestGoldenTypesFindsOutWhatAnUnusualTypeReads(t *testing.T) {
 	type posted struct {
 		Note  string `json:",omitempty"`
@@ -535,6 +541,7 @@ type refusing posted1
 func (*refusing) UnmarshalJSON([]byte) error { return errors.New("not this way") }
 
 // A codec of the type counts, with its rules for case.
+// Promise: G12.1
 func TestGoldenTypesWithACodec(t *testing.T) {
 	strict := func(field string) eventstore.TypeDef {
 		return eventstore.Type[posted1]("posted").Codec(
@@ -571,6 +578,7 @@ func TestGoldenTypesWithACodec(t *testing.T) {
 }
 
 // Decoding ignores the declarations: a field that an event has or lacks is no error.
+// Promise: G12.3
 func TestDecodeIgnoresUnknownAndMissingFields(t *testing.T) {
 	t.Parallel()
 	for _, def := range []eventstore.TypeDef{

@@ -145,6 +145,7 @@ func TestALoadReadsTheEventsAfterTheSnapshot(t *testing.T) {
 	require.Empty(t, h.errs)
 }
 
+// Promise: G1.8
 func TestSnapshotsAreNotTrustedOverTheStream(t *testing.T) {
 	t.Parallel()
 	schema := schemaOf(t, "1")
@@ -187,6 +188,7 @@ func TestSnapshotsAreNotTrustedOverTheStream(t *testing.T) {
 
 // TestASnapshotOfARestoredDatabase: the snapshot is newer than the stream, or the stream has gone another
 // way since.
+// Promise: G1.8
 func TestASnapshotOfARestoredDatabase(t *testing.T) {
 	t.Parallel()
 	schema := schemaOf(t, "1")
@@ -207,6 +209,7 @@ func TestASnapshotOfARestoredDatabase(t *testing.T) {
 	}
 }
 
+// Promise: G1.8
 func TestASnapshotOfAnotherSchemaIsNotUsed(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
@@ -233,6 +236,7 @@ func (w *wider) Apply(event any) {
 	}
 }
 
+// Promise: G1.8
 func TestASnapshotOfAnotherTypeIsNotUsed(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
@@ -273,6 +277,7 @@ func (l *lossy) Apply(event any) {
 	}
 }
 
+// Promise: G1.9
 func TestAStateThatDoesNotReadBackIsNotStored(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
@@ -302,6 +307,7 @@ func (o *own) Apply(any)                    { o.stars++ }
 func (o *own) MarshalJSON() ([]byte, error) { return json.Marshal(o.stars) }
 func (o *own) UnmarshalJSON(b []byte) error { return json.Unmarshal(b, &o.stars) }
 
+// Promise: G1.9
 func TestNewRepositoryRefusesSnapshotsThatLoseState(t *testing.T) {
 	t.Parallel()
 	open := func(s eventstore.Snapshots) *eventstore.RepositoryConfig {
@@ -347,6 +353,7 @@ func refused[A eventstore.Aggregate](t *testing.T, want string) {
 	require.ErrorContains(t, err, want)
 }
 
+// Promise: G1.9
 func TestNewRepositoryRefusesWhatJSONDropsSilently(t *testing.T) {
 	t.Parallel()
 	refused[*embedded](t, "embedded.balance: export the field")

@@ -16,6 +16,7 @@ func (noPublisher) Publish(string, ...*message.Message) error { return nil }
 func (noPublisher) Close() error                              { return nil }
 
 // Without an observer, a Publish call allocates its messages and nothing else.
+// Promise: G13.2
 func TestAnObserverThatIsOffAllocatesNothing(t *testing.T) {
 	r := &Relay{pub: noPublisher{}, cfg: RelayConfig{Clock: time.Now}, pulse: new(pulse.Loop)}
 	b := &batch{Relay: r}

@@ -88,6 +88,7 @@ func wireMessages() map[string]outbox.Message {
 
 // The golden files are the specification docs/wire-format.md in examples. Programs in other languages
 // read and write them, so a change breaks these programs.
+// Promise: G11.1
 func TestWireFormIsThatOfTheGoldenFiles(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 1, 2, 3, 4, 5, 678_901_000, time.UTC)

@@ -15,6 +15,7 @@ import (
 
 // Entries that fail together are tried again at different times with a jitter, and at the same
 // time without.
+// Promise: G3.6
 func TestRelayAppliesItsJitter(t *testing.T) {
 	t.Parallel()
 	for _, jitter := range []float64{0, 0.5} {

@@ -33,7 +33,7 @@ func (p *slow) Publish(_ string, ms ...*message.Message) error {
 		p.started[m.UUID] = time.Now()
 	}
 	p.mu.Unlock()
-	time.Sleep(p.each)
+	time.Sleep(p.each) // on the clock of a bubble
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, m := range ms {
@@ -47,6 +47,7 @@ func (*slow) Close() error { return nil }
 var ten = []string{"a0", "a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8", "a9"}
 
 // A batch may take many leases: its claims are renewed, and no other relay takes any entry.
+// Promise: G2.5
 func TestRelayKeepsItsClaims(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -79,6 +80,7 @@ func (u unrenewed) MarkEntries(ctx context.Context, marks []outbox.Mark) ([]int6
 }
 
 // When its lease has ended, a relay has lost its claim and begins no further call.
+// Promise: G2.5
 func TestRelayStopsPublishingWhenItsLeaseEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -107,6 +109,7 @@ func newSteppingDB(t *testing.T) (db *memory.DB, step func(time.Duration)) {
 
 // A relay whose lease ended by the store's clock, and whose entries another relay took over, learns
 // that from its next renewal and publishes none of them.
+// Promise: G2.5
 func TestRelayLeavesEntriesThatWereTakenOver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

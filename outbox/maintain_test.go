@@ -50,7 +50,7 @@ func (s *sweeping) DeleteEntries(ctx context.Context, _ outbox.EntryRetention, a
 		<-ctx.Done()
 		return 0, 0, ctx.Err()
 	}
-	time.Sleep(time.Second)
+	time.Sleep(time.Second) // on the clock of a bubble
 	return 1, (after + 1) % s.old, nil
 }
 
@@ -63,6 +63,7 @@ func (s *sweeping) ReleaseLease(ctx context.Context, name string, token claim.To
 
 // Each relay looks for old entries, and one of them deletes the rest. After the relay has died,
 // another takes over.
+// Promise: G6.16
 func TestOneRelayDeletesOldEntries(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -95,6 +96,7 @@ type plain struct {
 }
 
 // A store without leases works: each relay deletes all old entries.
+// Promise: G6.16
 func TestRelaysOfAStoreWithoutLeasesDeleteOldEntries(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

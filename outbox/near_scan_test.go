@@ -44,7 +44,7 @@ func (l *slowScans) ClaimEntries(ctx context.Context, q provider.EntryQuery, t c
 		cost = l.fullScan
 	}
 	l.mu.Unlock()
-	time.Sleep(cost)
+	time.Sleep(cost) // on the clock of a bubble
 	return l.DB.ClaimEntries(ctx, q, t)
 }
 
@@ -349,7 +349,7 @@ type unhurried struct {
 }
 
 func (u unhurried) Publish(topic string, ms ...*message.Message) error {
-	time.Sleep(u.each)
+	time.Sleep(u.each) // on the clock of a bubble
 	return u.traffic.Publish(topic, ms...)
 }
 

@@ -96,6 +96,7 @@ type contextKey struct{}
 
 // The observer of a Publish call sees the messages before it, can add to their contexts, and gets the
 // error.
+// Promise: G13.1
 func TestObserverSurroundsPublishCalls(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

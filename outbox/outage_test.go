@@ -19,6 +19,7 @@ const catchUp = 2*time.Minute + 10*time.Second
 
 // A broker that is down for hours costs at most one attempt per message and abandons none. Once
 // the broker is back, all messages are published in order within about two minutes.
+// Promise: G3.7
 func TestOutageAbandonsNothing(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -84,6 +85,7 @@ func TestOutageCostsEachRelayOneAttempt(t *testing.T) {
 
 // An outage in the middle of a batch counts for the rest of the batch. Only a few messages count an
 // attempt.
+// Promise: G3.7
 func TestOutageInTheMiddleOfABatch(t *testing.T) {
 	t.Parallel()
 	for name, keys := range map[string]int{"a key": 1, "keys": 20} {
@@ -111,6 +113,7 @@ func TestOutageInTheMiddleOfABatch(t *testing.T) {
 }
 
 // A broker that goes down repeatedly abandons no message.
+// Promise: G3.7
 func TestFlappingOutageAbandonsNothing(t *testing.T) {
 	t.Parallel()
 	for _, half := range []time.Duration{30 * time.Second, 3 * time.Minute, 11 * time.Minute} {
@@ -154,6 +157,7 @@ func TestShortOutageAfterALongOne(t *testing.T) {
 }
 
 // A topic that is down delays no other topic.
+// Promise: G3.7
 func TestOutageOfOneTopicDelaysNoOther(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -173,6 +177,7 @@ func TestOutageOfOneTopicDelaysNoOther(t *testing.T) {
 }
 
 // While a topic is paused, a stop is immediate, and the entries' LastError says why they wait.
+// Promise: G9.2
 func TestRelayStopsAtOnceWhileATopicIsPaused(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

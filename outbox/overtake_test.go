@@ -21,6 +21,7 @@ import (
 // The store's clock steps forward while a relay's call is slow, as in a failover to a host whose
 // clock is ahead. Another relay takes over only the first entry of a key. The first relay's renewal
 // reports that, and the relay releases the entries behind it: they would overtake.
+// Promise: G3.1
 func TestRelayNeverOvertakes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -63,6 +64,7 @@ func TestRelayNeverOvertakes(t *testing.T) {
 // More poison at the front than one claim takes, for a relay that has not used the topic yet, and
 // for one that has: the good messages behind the poison are published, and the poison is abandoned
 // among later traffic.
+// Promise: G3.3
 func TestMorePoisonAtTheFrontThanAClaimTakes(t *testing.T) {
 	t.Parallel()
 	for _, keys := range []int{60, 100} {
@@ -93,6 +95,7 @@ func TestMorePoisonAtTheFrontThanAClaimTakes(t *testing.T) {
 
 // A relay was killed while a topic was down, and its entries are claimed one by one. The topic
 // still pauses, and other topics continue.
+// Promise: G3.7
 func TestCrashedClaimsOfADownTopicDelayNoOtherTopic(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

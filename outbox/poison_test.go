@@ -16,6 +16,7 @@ import (
 
 // Poison among good traffic, even sparse traffic, is abandoned after exactly its attempts, and only
 // its key waits.
+// Promise: G3.3
 func TestPoisonAmongGoodTrafficIsAbandoned(t *testing.T) {
 	t.Parallel()
 	for _, every := range []time.Duration{3 * time.Second, 17 * time.Second, 3 * time.Minute} {
@@ -43,6 +44,7 @@ func TestPoisonAmongGoodTrafficIsAbandoned(t *testing.T) {
 
 // Poison at the front of a topic does not delay other entries for long, even if the relay has just
 // started and no message has been published yet.
+// Promise: G3.3
 func TestPoisonAtTheFrontDelaysOthersOnlyBriefly(t *testing.T) {
 	t.Parallel()
 	for _, cfg := range []outbox.RelayConfig{{}, {OrderedPublisher: true}, {Unordered: true}} {

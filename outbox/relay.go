@@ -35,7 +35,7 @@ type Relay struct {
 	breakers map[string]*breaker // by topic; used only by the goroutine that publishes
 	holdSoon chan struct{}       // requests that entries be held soon
 	presence *presence.Presence
-	outages  atomic.Pointer[[]provider.PausedTopic] // of the breakers, for reports
+	outages  atomic.Pointer[[]provider.Outage] // of the breakers, for reports
 	loops    pulse.Loops
 	pulse    *pulse.Loop // of the goroutine that publishes
 }
@@ -74,7 +74,7 @@ func (r *Relay) Wiring() provider.RelayWiring {
 func (r *Relay) report() provider.ServiceReport {
 	report := provider.ServiceReport{Kind: "relay", Holder: r.cfg.Holder}
 	if outages := r.outages.Load(); outages != nil {
-		report.Paused = *outages
+		report.Outages = *outages
 	}
 	return report
 }
@@ -220,14 +220,14 @@ func (r *Relay) scan(ctx, hard context.Context, scans *scanner, at scan, begin t
 func (r *Relay) nextQuery(now time.Time) (q provider.EntryQuery, limit int) {
 	q, depth := r.query, 0
 	q.Except = r.presence.Paused(provider.PauseTopic)
-	var outages []provider.PausedTopic
+	var outages []provider.Outage
 	for topic, k := range r.breakers {
 		depth = max(depth, k.depth(now))
 		if k.paused(now) {
 			q.Except = append(q.Except, topic)
 		}
 		if k.down() {
-			outages = append(outages, provider.PausedTopic{Topic: topic, Class: k.class, Until: k.pausedUntil})
+			outages = append(outages, provider.Outage{Topic: topic, Class: k.class, Until: k.pausedUntil})
 		}
 	}
 	r.outages.Store(&outages)

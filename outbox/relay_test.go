@@ -130,6 +130,7 @@ func entries(t *testing.T, db *memory.DB) map[string]outbox.Entry {
 	return byID
 }
 
+// Promise: G3.1
 func TestRelayPublishesInOrderAndMarks(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -163,6 +164,7 @@ func TestRelayWithOrderedPublisherTakesOneCall(t *testing.T) {
 
 // Backoff sets the schedule and the limit: a failure is retried after 30 s, then after a minute,
 // and so on. After the eighth failure the entry is abandoned; its key waits, and no other does.
+// Promise: G3.5, G3.6
 func TestRelayBackoffScheduleThenAbandoned(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -212,6 +214,7 @@ func TestRelayBackoffScheduleThenAbandoned(t *testing.T) {
 	})
 }
 
+// Promise: G3.5
 func TestSkippedEntryReleasesItsKey(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -238,6 +241,7 @@ func TestSkippedEntryReleasesItsKey(t *testing.T) {
 
 // A failed call with several messages may have published some of them: all are published again one
 // by one, with the same ids and bytes.
+// Promise: G3.1
 func TestRelayFindsThePoisonInABatch(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -295,6 +299,7 @@ func (crash) MarkEntries(context.Context, []outbox.Mark) ([]int64, error) {
 	return nil, errors.New("gone")
 }
 
+// Promise: G2.1
 func TestRelayTakesOverUnmarkedEntries(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -362,6 +367,7 @@ func TestRelaySurvivesErrorsOfTheStore(t *testing.T) {
 	})
 }
 
+// Promise: G9.2
 func TestRelayStopsCleanly(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -395,6 +401,7 @@ func TestRelayStopsCleanly(t *testing.T) {
 	})
 }
 
+// Promise: G9.2
 func TestRelayDrainHasADeadline(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 
 // A publisher that waits for acks may not return for long: entries that are not being published are
 // released meanwhile.
+// Promise: G9.2
 func TestRelayReleasesAtOnceWhenStopped(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

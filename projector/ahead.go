@@ -47,9 +47,6 @@ func (r *reader) readAhead(ctx context.Context, after int64) *pageAhead {
 	go func() {
 		if a.page, a.err = r.pageAfter(ctx, q); a.err == nil {
 			a.msgs = own.taken(r.messages(own.of(a.page.Events)))
-			for _, m := range a.msgs {
-				m.ahead = &decoding{}
-			}
 		}
 		msgs := a.msgs
 		close(a.read)
@@ -58,38 +55,53 @@ func (r *reader) readAhead(ctx context.Context, after int64) *pageAhead {
 	return a
 }
 
-// decoding is an event that is decoded before its handler runs. Its handler does not wait for that.
+// decoding is the event of a message, decoded before its handlers run. The first of them takes it.
 type decoding struct {
-	begun, done atomic.Bool
-	event       eventstore.Event[any]
+	state atomic.Int32
+	event eventstore.Event[any]
 }
 
-// decodeAhead decodes the events of messages until a handler has overtaken it. An event that cannot
-// be decoded is left to its handler.
+// The states of a decoding.
+const (
+	notDecoded int32 = iota
+	isDecoding       // by the goroutine that has set this state
+	isDecoded
+	isUsed // a handler has taken it, or it could not be decoded
+)
+
+// decodeAhead decodes the events of messages until their unit has overtaken it. An event that cannot
+// be decoded is left to the unit.
 func (p *projection) decodeAhead(msgs ...*inbound) {
-	defer func() { _ = recover() }() // by a decoder of the user: it panics again in the handler
+	defer func() { _ = recover() }() // by a decoder of the user: it panics again in the unit
 	for _, m := range msgs {
 		if len(m.handlers) == 0 {
 			continue
 		}
-		if !m.ahead.begun.CompareAndSwap(false, true) {
+		if !m.decoding.state.CompareAndSwap(notDecoded, isDecoding) {
 			return
 		}
-		if e, err := eventstore.Decode[any](p.types, m.raw); err == nil {
-			m.ahead.event = e
-			m.ahead.done.Store(true)
-		}
+		_ = m.decode(p.types)
 	}
+}
+
+// decode decodes the event, in the state isDecoding.
+func (m *inbound) decode(t *eventstore.Types) (err error) {
+	d, next := &m.decoding, isUsed
+	defer func() { d.state.Store(next) }() // also if a decoder panics
+	if d.event, err = eventstore.Decode[any](t, m.raw); err == nil {
+		next = isDecoded
+	}
+	return err
 }
 
 // decode returns the event of a message. Each handler and attempt gets a value of its own: a handler
 // may change it.
 func decode[E any](t *eventstore.Types, m *inbound) (eventstore.Event[E], error) {
-	a := m.ahead
-	if a == nil || a.begun.CompareAndSwap(false, true) || !a.done.CompareAndSwap(true, false) {
+	if !m.decoding.state.CompareAndSwap(isDecoded, isDecoding) {
 		return eventstore.Decode[E](t, m.raw)
 	}
-	e := a.event
+	e := m.decoding.event
+	m.decoding.state.Store(isUsed)
 	data, ok := e.Data.(E)
 	if !ok {
 		return eventstore.Decode[E](t, m.raw)

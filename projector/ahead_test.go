@@ -69,7 +69,7 @@ func TestDecodersThatFailAhead(t *testing.T) {
 	for name, decode := range map[string]func() error{
 		"an error": func() error { return errors.New("no") },
 		"a panic":  func() error { panic("no") },
-		"it hangs": func() error { time.Sleep(time.Hour); return nil },
+		"it hangs": func() error { time.Sleep(time.Hour); return nil }, // on the clock of a bubble
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

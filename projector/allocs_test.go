@@ -11,6 +11,7 @@ import (
 )
 
 // Without an observer, an attempt at a unit allocates what its transaction allocates, and nothing else.
+// Promise: G13.2
 func TestAnObserverThatIsOffAllocatesNothing(t *testing.T) {
 	r := &Runner{process: &process}
 	require.NoError(t, r.cfg.validate())

@@ -88,6 +88,7 @@ var (
 )
 
 // TestOnBatchKeepsTheOrderOfEachStream: two batches and a single handler take the events of a stream.
+// Promise: G4.10
 func TestOnBatchKeepsTheOrderOfEachStream(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
@@ -115,6 +116,7 @@ func TestOnBatchGetsManyEventsAtOnce(t *testing.T) {
 }
 
 // TestABatchIsSplitAtWhatFails: only the event that fails is parked, and what follows in its stream waits.
+// Promise: G4.10
 func TestABatchIsSplitAtWhatFails(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
@@ -152,6 +154,7 @@ func TestABatchIsSplitAtWhatFails(t *testing.T) {
 	require.ElementsMatch(t, []string{"k-2 permanent  p/credited", "k-3 permanent undecodable p/credited", "k-2 held  "}, codes)
 }
 
+// Promise: G4.10
 func TestOnBatchLeavesOutWhatIsApplied(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
@@ -194,6 +197,7 @@ func TestOnBatchRequiresAnAtomicStore(t *testing.T) {
 
 // TestOnBatchKeepsTheOrderOfHandlers: also for a message without a key, which decoders of other software may
 // return.
+// Promise: G4.10
 func TestOnBatchKeepsTheOrderOfHandlers(t *testing.T) {
 	t.Parallel()
 	for _, key := range []string{"", "k"} {

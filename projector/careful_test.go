@@ -64,6 +64,7 @@ func (n *inFlightStore) recordsFirst(t *testing.T, f subscription, m *message.Me
 
 // A message that a dead process was running was recorded as an event before that process died. Only
 // such messages are recorded as in flight before they run; all others cost nothing.
+// Promise: G6.11
 func TestOnlyMessagesLeftByACrashAreRecordedInFlight(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -164,6 +165,7 @@ func TestMessageThatCannotBeRecordedDoesNotRun(t *testing.T) {
 // A message that another runner had in flight is parked with one attempt, and later messages of its
 // key wait behind it. Then it runs alone. Messages that were in flight with it are not affected
 // otherwise.
+// Promise: G6.11
 func TestSuspectIsParkedAndRetriedFromItsRow(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -229,6 +231,7 @@ func TestInFlightRecordsAreDeleted(t *testing.T) {
 
 // While a suspect runs, no handler of any runner runs in its process. The suspect waits until the
 // running handlers have returned, and waiting is not an attempt.
+// Promise: G6.11
 func TestSuspectWaitsForItsProcessBeforeItIsCounted(t *testing.T) {
 	t.Parallel()
 	for name, skipped := range map[string]bool{"then it runs": false, "it is skipped meanwhile": true} {

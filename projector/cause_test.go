@@ -9,6 +9,7 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/stretchr/testify/require"
@@ -18,6 +19,7 @@ func panicking(context.Context, txn, eventstore.Event[posted]) error { panic("no
 
 // TestAParkedMessageSaysWhy: the row of a parked message has the text of its last error, and the place of a
 // panic.
+// Promise: G6.7
 func TestAParkedMessageSaysWhy(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -26,7 +28,7 @@ func TestAParkedMessageSaysWhy(t *testing.T) {
 		not    string
 	}{
 		"error": {func(context.Context, txn, eventstore.Event[posted]) error { return errNever }, []string{"never"}, "cause_test.go"},
-		"panic": {panicking, []string{"panic: no such product\n", "projector_test.panicking", "cause_test.go:17"}, "debug.Stack"},
+		"panic": {panicking, []string{"panic: no such product\n", "projector_test.panicking", "cause_test.go:18"}, "debug.Stack"},
 		"long error": {func(context.Context, txn, eventstore.Event[posted]) error {
 			return projector.Permanent(errors.New(strings.Repeat("ü", 5000)))
 		}, []string{"üüü"}, "stack"},
@@ -51,6 +53,7 @@ func TestAParkedMessageSaysWhy(t *testing.T) {
 }
 
 // TestAParkedMessageSaysWhyItFailedLast: another error replaces the text.
+// Promise: G6.7
 func TestAParkedMessageSaysWhyItFailedLast(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
@@ -63,6 +66,6 @@ func TestAParkedMessageSaysWhyItFailedLast(t *testing.T) {
 		return errNever
 	}))
 	f.deliver(t, keyed("k", 1))
-	require.Eventually(t, func() bool { return strings.Contains(parked(t, db)[0].Error, "never") }, 10*time.Second, time.Millisecond)
+	patience.Until(t, func() bool { return strings.Contains(parked(t, db)[0].Error, "never") }, "the text of the second error")
 	require.NoError(t, stop())
 }

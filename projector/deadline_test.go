@@ -16,6 +16,7 @@ import (
 
 // A handler's timeout begins with the handler: the time that its unit waited for others does not
 // count.
+// Promise: G6.3
 func TestWaitForTransactionDoesNotCountAgainstHandler(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -152,7 +152,7 @@ func (l *life) hold(ctx context.Context, m *message.Message) {
 	case <-m.Acked():
 	case <-ctx.Done():
 		if !isAcked(m) && l.isDead() {
-			time.Sleep(l.fleet.redelivery)
+			time.Sleep(l.fleet.redelivery) // on the clock of a bubble
 			l.fleet.broker <- m.Copy()
 		}
 	}
@@ -232,6 +232,7 @@ func (f *fleet) untilStuck(n int) {
 // A killer ends its process each time it runs. It is stuck after the number of deaths in
 // docs/adr/0014, which depends on how soon the broker redelivers it. No innocent message is ever
 // stuck.
+// Promise: G6.11
 func TestDeathsUntilAKillerIsStuck(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -342,6 +343,7 @@ func TestParkedKillerBecomesStuck(t *testing.T) {
 }
 
 // An operator or a platform kills processes at random. No message is at fault, so none is stuck.
+// Promise: G6.12
 func TestRandomKillsLeaveNoMessageStuck(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

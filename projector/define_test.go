@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// Promise: G4.9
 func TestRenamedHandlerKeepsItsOldMarkers(t *testing.T) {
 	t.Parallel()
 	db, f := newDB(t), make(subscription)
@@ -53,6 +54,7 @@ func (n noMarks) Keeps() provider.Keeps {
 	return k
 }
 
+// Promise: G5.1
 func TestMarkersWithoutSupportAreALoggedNoOp(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer
@@ -140,6 +142,7 @@ func TestNewRunnerRefuses(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// Promise: G4.13
 func TestOutputCommitsWithItsEffectOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

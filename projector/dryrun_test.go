@@ -30,6 +30,7 @@ func change(row string) projector.Change {
 	return projector.Change{Table: "a", After: json.RawMessage(row)}
 }
 
+// Promise: G6.14
 func TestDryRunShowsReplayAndWritesNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

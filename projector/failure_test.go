@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// Promise: G6.2
 func TestPermanentErrorIsStuckAtOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -34,6 +35,7 @@ func TestPermanentErrorIsStuckAtOnce(t *testing.T) {
 }
 
 // A panic, runtime.Goexit and a deadline fail only their unit.
+// Promise: G6.2
 func TestPanicGoexitAndDeadlineAreErrorsLikeAnyOther(t *testing.T) {
 	t.Parallel()
 	for name, fn := range map[string]onEvent{
@@ -93,6 +95,7 @@ func TestUnitWithPanicIsSplitAtItsMessage(t *testing.T) {
 
 // A handler that never returns is abandoned once, because a second try would leak a second
 // goroutine.
+// Promise: G6.13
 func TestHandlerThatNeverReturnsIsStuckAtOnce(t *testing.T) {
 	t.Parallel()
 	for name, together := range map[string]bool{"alone": false, "in a unit of many": true} {
@@ -250,6 +253,7 @@ func TestRedeliveryWaitsUntilItsMessageIsParked(t *testing.T) {
 
 // A service that the handlers call may be down. Then every message fails, and the backlog should
 // stay in the broker.
+// Promise: G6.6
 func TestWorkerBacksOffWhenEveryMessageFails(t *testing.T) {
 	t.Parallel()
 	for name, batch := range map[string]int{"units of one": 1, "units of many": 32} {
@@ -261,10 +265,10 @@ func TestWorkerBacksOffWhenEveryMessageFails(t *testing.T) {
 				for n := 1; n <= 40; n++ {
 					f <- keyed(fmt.Sprint("m", n), 1)
 					if n != 20 {
-						bad.set(fmt.Sprint("m", n, "-1"), errNever)
+						bad.set(fmt.Sprint("m", n, "-1"), errNo)
 					}
 				}
-				stop := run(t, db, f, projector.RunnerConfig{Batch: batch}, define(marked, bad.run))
+				stop := run(t, db, f, projector.RunnerConfig{Batch: batch, Retry: claim.Backoff{Base: time.Hour}}, define(marked, bad.run))
 				time.Sleep(20 * time.Minute)
 				require.NoError(t, stop())
 				var last time.Duration
@@ -283,6 +287,7 @@ func TestWorkerBacksOffWhenEveryMessageFails(t *testing.T) {
 }
 
 // The attempt count is in the row, so it is kept across runners.
+// Promise: G6.10
 func TestAttemptsAreKeptAcrossRunners(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -304,6 +309,7 @@ func TestAttemptsAreKeptAcrossRunners(t *testing.T) {
 }
 
 // Two runners get the same failing message: each attempt is counted once.
+// Promise: G6.10
 func TestTwoRunnersShareTheAttemptCount(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -44,6 +44,7 @@ func decodeOrder(topic string, m *message.Message) (eventstore.Raw, error) {
 var decoding = projector.RunnerConfig{Decode: decodeOrder}
 
 // Messages of other software and of Kinora come on one topic.
+// Promise: G10.1
 func TestMessagesOfOtherSoftwareAreAppliedOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -71,6 +72,7 @@ func TestMessagesOfOtherSoftwareAreAppliedOnce(t *testing.T) {
 	})
 }
 
+// Promise: G10.2
 func TestMessageThatTheDecoderRefusesIsParked(t *testing.T) {
 	t.Parallel()
 	broken := map[string]projector.Decoder{
@@ -137,6 +139,7 @@ func without(h map[string]string, name string) map[string]string {
 }
 
 // The headers of a position do not make a message of other software an event of the log.
+// Promise: G10.4
 func TestMessageOfOtherSoftwareIsNotInTheLog(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -172,6 +175,7 @@ func TestMessageOfOtherSoftwareIsNotInTheLog(t *testing.T) {
 }
 
 // A message that a relay published without a type has the key and the time of its entry.
+// Promise: G10.1
 func TestPlainMessageOfARelayKeepsItsKey(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -194,6 +198,7 @@ func TestPlainMessageOfARelayKeepsItsKey(t *testing.T) {
 }
 
 // A message that fails holds its key, and keeps what its decoder needs.
+// Promise: G10.3
 func TestParkedMessageOfOtherSoftwareIsDecodedAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -238,6 +243,7 @@ func TestParkedMessageOfOtherSoftwareIsDecodedAgain(t *testing.T) {
 type keyOf struct{}
 
 // Without the decoder, a tool and a runner leave parked messages to one that has it.
+// Promise: G10.3
 func TestReplayWithoutTheDecoder(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -279,6 +285,7 @@ func TestReplayWithoutTheDecoder(t *testing.T) {
 }
 
 // Headers with which the runner marks parked messages have no effect in a delivery.
+// Promise: G10.3
 func TestDeliveryCannotMarkItself(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -312,6 +319,7 @@ func TestDeliveryCannotMarkItself(t *testing.T) {
 }
 
 // After a crash, a message of other software is recorded as in flight whatever its clock says.
+// Promise: G10.4
 func TestClockOfOtherSoftwareDoesNotHideACrash(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -345,6 +353,7 @@ func TestClockOfOtherSoftwareDoesNotHideACrash(t *testing.T) {
 }
 
 // Messages of other software have the keys of streams in the log, also with Options.Ordered.
+// Promise: G10.1
 func TestMessagesOfOtherSoftwareNextToTheLog(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -362,6 +371,7 @@ func TestMessagesOfOtherSoftwareNextToTheLog(t *testing.T) {
 }
 
 // FuzzDecoder gives the runner any event that a decoder may return. It is applied or parked.
+// Promise: G10.2
 func FuzzDecoder(f *testing.F) {
 	f.Add("1", "posted", "ann", "uuid", []byte(`{"Stars":1}`), int64(1), 1, true)
 	f.Add("", "\x00", "\xff", "", []byte{}, int64(-1), -1<<31, false)

@@ -79,6 +79,7 @@ func setState(t *testing.T, db *memory.DB, number int, to provider.GenerationSta
 
 // A program that does not know yet that its generation is no longer live does not get ahead of the live
 // one, and sends nothing.
+// Promise: R5.1
 func TestAProgramThatMissedASwitchStaysBehindTheLiveGeneration(t *testing.T) {
 	t.Parallel()
 	sources(t, func(t *testing.T, db *memory.DB, f subscription, src projector.Source) {
@@ -109,6 +110,7 @@ func TestAProgramThatMissedASwitchStaysBehindTheLiveGeneration(t *testing.T) {
 }
 
 // A program whose generation is retired while it starts feeds the new one.
+// Promise: R6.1
 func TestAGenerationIsRetiredWhileAProgramStarts(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -138,6 +140,7 @@ func TestAGenerationIsRetiredWhileAProgramStarts(t *testing.T) {
 }
 
 // A rebuild that begins while an in-place rebuild is going on sends nothing twice.
+// Promise: R8.1
 func TestARebuildDuringARebuildInPlaceSendsOutputOnce(t *testing.T) {
 	t.Parallel()
 	for _, how := range []projector.RebuildHow{projector.InPlace, projector.BlueGreen} {
@@ -172,6 +175,7 @@ func TestARebuildDuringARebuildInPlaceSendsOutputOnce(t *testing.T) {
 }
 
 // A switch waits for a parked message that is tried again: readers would miss its event.
+// Promise: R2.2
 func TestASwitchWaitsForParkedMessages(t *testing.T) {
 	t.Parallel()
 	sources(t, func(t *testing.T, db *memory.DB, _ subscription, src projector.Source) {
@@ -202,6 +206,7 @@ func TestASwitchWaitsForParkedMessages(t *testing.T) {
 
 // An event that is parked in a generation, and was applied by the one before, is not sent by the next one
 // either.
+// Promise: R8.1
 func TestARebuildAfterARollbackSendsOutputOnce(t *testing.T) {
 	t.Parallel()
 	sources(t, func(t *testing.T, db *memory.DB, _ subscription, src projector.Source) {
@@ -232,6 +237,7 @@ func TestARebuildAfterARollbackSendsOutputOnce(t *testing.T) {
 }
 
 // While one generation applies an event that is parked in the live one, that one waits.
+// Promise: R8.1
 func TestGenerationsThatApplyAParkedEventAtOnceSendOutputOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -267,6 +273,7 @@ func TestGenerationsThatApplyAParkedEventAtOnceSendOutputOnce(t *testing.T) {
 }
 
 // A verification sends nothing, also for an event that is parked in the live read model.
+// Promise: R8.1
 func TestVerifySendsNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -286,6 +293,7 @@ func TestVerifySendsNothing(t *testing.T) {
 }
 
 // A parked message of a generation that stands by is applied there, and its output is not sent again.
+// Promise: R8.1
 func TestAReplayInAStandbyGenerationSendsNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -311,6 +319,7 @@ func TestAReplayInAStandbyGenerationSendsNothing(t *testing.T) {
 }
 
 // After the process of a verification was killed, rebuilds take place.
+// Promise: R7.2
 func TestAVerificationThatWasKilledBlocksNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -344,6 +353,7 @@ func (l leaseOnce) AcquireLease(ctx context.Context, name string, t claim.Terms)
 	return l.unit.AcquireLease(ctx, name, t)
 }
 
+// Promise: R7.2
 func TestAVerificationThatLosesItsLease(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -362,6 +372,7 @@ func TestAVerificationThatLosesItsLease(t *testing.T) {
 }
 
 // A verification is not ended by another one, however slow it is.
+// Promise: R7.2
 func TestTwoVerifications(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -410,6 +421,7 @@ func TestAVerificationThatWasRetiredEnds(t *testing.T) {
 }
 
 // A verification does not compare, or repair, the read model of another version.
+// Promise: R7.1
 func TestVerifyNextToARollback(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -466,6 +478,7 @@ func TestVerifyComparesForLongerThanATimeout(t *testing.T) {
 }
 
 // A request whose OnReset fails ends with an error, and stops no program.
+// Promise: R4.2
 func TestARebuildThatCannotBeginEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -531,6 +544,7 @@ func TestFieldsOfANewerProgramAreKept(t *testing.T) {
 }
 
 // An event that only the live generation cannot apply is sent once: by the one that stands by.
+// Promise: R8.1
 func TestAReplayInTheLiveGenerationSendsOutputOnce(t *testing.T) {
 	t.Parallel()
 	sources(t, func(t *testing.T, db *memory.DB, _ subscription, src projector.Source) {
@@ -558,6 +572,7 @@ func TestAReplayInTheLiveGenerationSendsOutputOnce(t *testing.T) {
 }
 
 // A stream that is parked in the new generation, and gets events all the time, does not delay the switch.
+// Promise: R2.2
 func TestAParkedStreamDoesNotDelayTheSwitch(t *testing.T) {
 	t.Parallel()
 	sources(t, func(t *testing.T, db *memory.DB, f subscription, _ projector.Source) {

@@ -7,10 +7,12 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/stretchr/testify/require"
 )
 
+// Promise: G6.6
 func TestHaltEndsTheRunnerUntilTheMessageIsResolved(t *testing.T) {
 	t.Parallel()
 	for _, opts := range []projector.Options{{Markers: true, Parking: projector.Halt}, {Parking: projector.Halt}} {
@@ -44,12 +46,12 @@ func TestHaltEndsTheRunnerUntilTheMessageIsResolved(t *testing.T) {
 	}
 }
 
-// ended returns the error of a runner, or nil if the runner does not end within a minute.
+// ended returns the error of a runner, or nil if the runner does not end.
 func ended(done <-chan error) error {
 	select {
 	case err := <-done:
 		return err
-	case <-time.After(time.Minute):
+	case <-time.After(patience.Limit()):
 		return nil
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 // Tools use these names to prune and to find orphans. Without the earlier names, the markers of
 // those would look like orphans.
+// Promise: G4.9
 func TestHandlersReturnsEarlierNames(t *testing.T) {
 	t.Parallel()
 	p := projector.Define("p", types, marked,

@@ -40,6 +40,7 @@ func (p paged) LogPage(ctx context.Context, q provider.LogQuery) (provider.LogPa
 }
 
 // Events are appended, delivered and redelivered at each step of a projector that goes live.
+// Promise: G7b.2
 func TestGoingLiveLosesDoublesAndMisordersNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -88,6 +89,7 @@ func TestGoingLiveLosesDoublesAndMisordersNothing(t *testing.T) {
 }
 
 // The checkpoint does not pass an event that may still be delivered.
+// Promise: G7b.2
 func TestTheCheckpointStaysBehindTheGrace(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -110,6 +112,7 @@ func TestTheCheckpointStaysBehindTheGrace(t *testing.T) {
 
 // Events that a killed reader may have had in flight run in small units: if they crash the next one
 // as well, each of them runs alone.
+// Promise: G6.11
 func TestEventsOfACrashedReaderRunInSmallUnits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -68,6 +68,7 @@ func checkpoint(t *testing.T, db *memory.DB) provider.Checkpoint {
 	return c
 }
 
+// Promise: G7.4
 func TestFromLogAppliesThePastAndThenEachEventAtOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -94,6 +95,7 @@ func TestFromLogAppliesThePastAndThenEachEventAtOnce(t *testing.T) {
 	})
 }
 
+// Promise: G7.4
 func TestFromLogBeginsWhereItIsTold(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -122,6 +124,7 @@ func TestFromLogBeginsWhereItIsTold(t *testing.T) {
 
 // An event that cannot be applied is parked in the transaction that moves the checkpoint past it.
 // Its stream waits for it, and other streams go on.
+// Promise: G7.5
 func TestFromLogParksAndContinues(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -150,6 +153,7 @@ func TestFromLogParksAndContinues(t *testing.T) {
 }
 
 // Of the runners of a projector one reads, and another takes over two leases after it ended.
+// Promise: G7.7
 func TestOneReaderAtATime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -195,6 +199,7 @@ func completed(counts map[string]int) projector.RunnerConfig {
 }
 
 // What a broker does not deliver is read from the log after the grace.
+// Promise: G4.7, G7b.1
 func TestEventsThatAreNotDeliveredAreReadFromTheLog(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -230,6 +235,7 @@ func TestEventsThatAreNotDeliveredAreReadFromTheLog(t *testing.T) {
 }
 
 // A new projector catches up. Meanwhile deliveries are acked and left to the reader.
+// Promise: G7b.2
 func TestNewProjectorGetsThePastInOrder(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -262,6 +268,7 @@ func TestNewProjectorGetsThePastInOrder(t *testing.T) {
 }
 
 // After a long time without deliveries the projector catches up before it applies new ones.
+// Promise: G7b.2
 func TestAProjectorFarBehindCatchesUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -284,6 +291,7 @@ func TestAProjectorFarBehindCatchesUp(t *testing.T) {
 }
 
 // With Ordered, a delivery brings the events before it that the broker lost.
+// Promise: G7b.4
 func TestOrderedBringsWhatWasLost(t *testing.T) {
 	t.Parallel()
 	for _, ordered := range []bool{true, false} {
@@ -305,6 +313,7 @@ func TestOrderedBringsWhatWasLost(t *testing.T) {
 }
 
 // A projector may be moved between a broker and the log, whatever state it is in.
+// Promise: G7b.3
 func TestMovingBetweenBrokerAndLog(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -364,6 +373,7 @@ func (l *logs) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, ni
 
 // A handler that is added begins at the checkpoint. The events that it misses are logged. A program without it
 // does not move the checkpoint while one with it may be running.
+// Promise: G7.10
 func TestAddedHandlerBeginsAtTheCheckpoint(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -416,6 +426,7 @@ func (c *changed) LogPlaces(ctx context.Context, ids []string) (map[string]provi
 	return c.Log.LogPlaces(ctx, ids)
 }
 
+// Promise: G7.11
 func TestALogThatWentBackStopsTheRunner(t *testing.T) {
 	t.Parallel()
 	for name, to := range map[string]changed{
@@ -439,6 +450,7 @@ func TestALogThatWentBackStopsTheRunner(t *testing.T) {
 }
 
 // A message of an event that this log had before it was restored is not applied.
+// Promise: G7.11
 func TestAnEventThatTheLogLostIsStuck(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -462,6 +474,7 @@ func TestAnEventThatTheLogLostIsStuck(t *testing.T) {
 	})
 }
 
+// Promise: G7b.6
 func TestLagIsExact(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -487,6 +500,7 @@ func TestLagIsExact(t *testing.T) {
 	})
 }
 
+// Promise: G7b.7
 func TestWaitWithoutAnAnswer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -511,7 +525,7 @@ func (l lateLease) AcquireLease(ctx context.Context, name string, t claim.Terms)
 	acquired := make(chan struct{})
 	go func() {
 		defer close(acquired)
-		time.Sleep(200 * time.Millisecond)
+		time.Sleep(200 * time.Millisecond) // on the clock of a bubble
 		has, err = l.unit.AcquireLease(context.WithoutCancel(ctx), name, t)
 	}()
 	select {
@@ -523,6 +537,7 @@ func (l lateLease) AcquireLease(ctx context.Context, name string, t claim.Terms)
 }
 
 // A program that ends while it acquires the lease of a reader releases it: the next one reads at once.
+// Promise: R4.1
 func TestAReaderThatEndsWhileItAcquiresTheLease(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// Promise: G6.15
 func TestUnsafeRetentionIsRefused(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
@@ -33,6 +34,7 @@ func TestUnsafeRetentionIsRefused(t *testing.T) {
 
 // A runner deletes markers and resolved messages that are older than their window. A redelivery
 // within the window is still skipped. Parked messages stay, and their replay needs no markers.
+// Promise: G6.15
 func TestRunnerPrunesOldMarkersAndMessages(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -135,6 +137,7 @@ func (*dying) ReleaseLease(context.Context, string, claim.Token) error { return 
 
 // Each runner looks for old markers, and one of them deletes the rest. After the runner has died,
 // another takes over.
+// Promise: G6.16
 func TestOneRunnerDeletesOldMarkers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -92,8 +92,8 @@ type inbound struct {
 	aside      *aside      // not nil: it is set aside instead of applied
 	replayed   bool        // another generation has applied it: its output is dropped
 	contested  bool        // another generation may apply it at the same time: see inTurn
-	ahead      *decoding   // nil: the handler decodes the event
-	skipped    bool        // an operator has skipped it in an earlier generation
+	decoding   decoding
+	skipped    bool // an operator has skipped it in an earlier generation
 }
 
 // aside is the reason why a message is set aside.

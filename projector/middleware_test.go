@@ -132,6 +132,7 @@ func TestMiddlewareOfConcurrentDeliveries(t *testing.T) {
 }
 
 // After a lost reply to COMMIT the next delivery finds the marker, or runs again.
+// Promise: G4.6
 func TestMiddlewareAfterAnAmbiguousCommit(t *testing.T) {
 	t.Parallel()
 	for name, committed := range map[string]bool{"committed": true, "not committed": false} {

@@ -171,6 +171,7 @@ type ownKey struct{}
 // The values that the observer of a unit returns reach its handlers, before those of the message, and it
 // gets the error of each attempt. The observer of output can change headers, which have the cause by
 // then.
+// Promise: G13.1
 func TestObserverSurroundsUnits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

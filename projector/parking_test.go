@@ -18,6 +18,7 @@ import (
 
 // A message that fails alone is parked with one attempt and acked. The rest of its key waits behind
 // it; other keys continue without delay.
+// Promise: G6.6
 func TestFailedMessageIsParkedAtOnceAndHoldsItsKey(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -94,6 +95,7 @@ func TestHeldKeyIsHeldOnlyForItsProjector(t *testing.T) {
 	})
 }
 
+// Promise: G6.6
 func TestParkMessageHoldsNothing(t *testing.T) {
 	t.Parallel()
 	for _, opts := range []projector.Options{{Markers: true, Parking: projector.ParkMessage}, {Parking: projector.ParkMessage}} {
@@ -137,6 +139,7 @@ func TestMessageWithoutKeyHoldsNothing(t *testing.T) {
 }
 
 // Without markers, a parked message is recognized by its row.
+// Promise: G4.1
 func TestRedeliveredParkedMessageIsParkedOnce(t *testing.T) {
 	t.Parallel()
 	for _, opts := range []projector.Options{marked, {}} {
@@ -163,6 +166,7 @@ func TestRedeliveredParkedMessageIsParkedOnce(t *testing.T) {
 
 // A message that reaches no handler, or that cannot be decoded, is parked with its payload and
 // headers.
+// Promise: G6.7
 func TestUnhandleableMessageIsParkedWithItsPayload(t *testing.T) {
 	t.Parallel()
 	newer := msg("5", "posted", `{}`)

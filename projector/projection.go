@@ -40,6 +40,7 @@ type projection struct {
 	tries        int                        // of a look at the generations that fails
 	retryAt      time.Time                  // of the next one
 	looked       time.Time                  // when retireAbandoned asked for the lease last
+	applied      atomic.Int64               // committed units in which a handler ran
 	serial       atomic.Int64               // larger units run one at a time until then; Unix nanoseconds
 	resplits     chan struct{}              // receives when the segments change
 	revived      map[int64]int              // by Seq: how often a message that may be revived was seen

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/stretchr/testify/require"
@@ -52,13 +53,12 @@ func (l *openLog) LogStreams(ctx context.Context, versions map[string]int64, aft
 // refused returns the error of a runner that must not start.
 func refused(t *testing.T, r *projector.Runner) error {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	return r.Run(ctx)
+	return r.Run(patience.Context(t))
 }
 
 // While an append is open, a projector goes live, and the events of each stream are in order also
 // if one becomes visible behind the reader.
+// Promise: G7b.2
 func TestOpenAppendsDoNotStopANewProjector(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -83,6 +83,7 @@ func TestOpenAppendsDoNotStopANewProjector(t *testing.T) {
 }
 
 // Without its checkpoint a projector would apply events again whose markers were deleted.
+// Promise: G7b.5
 func TestBrokerOnlyIsRefusedWithACheckpoint(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -95,6 +96,7 @@ func TestBrokerOnlyIsRefusedWithACheckpoint(t *testing.T) {
 }
 
 // A projector whose markers were deleted by age would apply their events again from the beginning.
+// Promise: G7b.5
 func TestTheFirstCheckpointIsRefusedAfterMarkersWereDeleted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -120,6 +122,7 @@ func TestTheFirstCheckpointIsRefusedAfterMarkersWereDeleted(t *testing.T) {
 
 // The reader does not read events of unregistered types. While the projector catches up, a
 // delivered one is parked, and does not hold back its stream.
+// Promise: G7b.2
 func TestUnregisteredTypeIsParkedWhileTheProjectorCatchesUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -146,6 +149,7 @@ func TestUnregisteredTypeIsParkedWhileTheProjectorCatchesUp(t *testing.T) {
 	})
 }
 
+// Promise: G7b.4
 func TestEventsThatOrderedBringsAreCounted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -211,6 +215,7 @@ func TestAProjectorWithACheckpointNeedsMarkersOnABroker(t *testing.T) {
 	})
 }
 
+// Promise: G7.4
 func TestFromMustNotBeAfterTheEndOfTheLog(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -247,6 +252,7 @@ func TestStateOfTwoStores(t *testing.T) {
 }
 
 // Wait never returns nil for an event that a handler does not get.
+// Promise: G7b.7
 func TestWaitForAnEventThatIsNotTaken(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

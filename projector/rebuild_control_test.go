@@ -73,6 +73,7 @@ func state(t *testing.T, db *memory.DB, p *projector.Projector[txn], number int,
 
 // Output is sent once for each event, whatever generation applies it first: also that of an event
 // that the old program could not apply.
+// Promise: R8.1
 func TestARebuildSendsOutputOnce(t *testing.T) {
 	t.Parallel()
 	for _, how := range []projector.RebuildHow{projector.InPlace, projector.BlueGreen} {
@@ -105,6 +106,7 @@ func TestARebuildSendsOutputOnce(t *testing.T) {
 
 // A rebuild tries parked events again in their places. Those that fail again stay parked, and hold
 // back their streams. Skipped ones stay skipped.
+// Promise: R8.2
 func TestARebuildTriesParkedEventsAgain(t *testing.T) {
 	t.Parallel()
 	for _, how := range []projector.RebuildHow{projector.InPlace, projector.BlueGreen} {
@@ -152,6 +154,7 @@ func TestARebuildTriesParkedEventsAgain(t *testing.T) {
 }
 
 // A request during a rebuild in place is for that rebuild, and one after it is for another.
+// Promise: R4.1
 func TestARequestDuringARebuildInPlace(t *testing.T) {
 	t.Parallel()
 	sources(t, func(t *testing.T, db *memory.DB, _ subscription, src projector.Source) {
@@ -180,6 +183,7 @@ func TestARequestDuringARebuildInPlace(t *testing.T) {
 }
 
 // However many programs ask for a rebuild at once, one takes place.
+// Promise: R4.1
 func TestManyRequestsMakeOneRebuild(t *testing.T) {
 	t.Parallel()
 	sources(t, func(t *testing.T, db *memory.DB, f subscription, src projector.Source) {
@@ -206,6 +210,7 @@ func TestManyRequestsMakeOneRebuild(t *testing.T) {
 	})
 }
 
+// Promise: R4.2
 func TestARebuildIsPausedResumedAndCanceled(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -252,6 +257,7 @@ func TestARebuildIsPausedResumedAndCanceled(t *testing.T) {
 }
 
 // A projector that had tables without OnCreate: the first blue/green rebuild renames them.
+// Promise: R2.1
 func TestTheFirstBlueGreenRebuildOfOldTables(t *testing.T) {
 	t.Parallel()
 	sources(t, func(t *testing.T, db *memory.DB, f subscription, src projector.Source) {
@@ -277,6 +283,7 @@ func TestTheFirstBlueGreenRebuildOfOldTables(t *testing.T) {
 
 // A new version without a policy feeds the same generation. An old program that is started again after
 // a rebuild by a newer one changes nothing.
+// Promise: R5.1
 func TestVersions(t *testing.T) {
 	t.Parallel()
 	sources(t, func(t *testing.T, db *memory.DB, f subscription, src projector.Source) {
@@ -308,6 +315,7 @@ func TestVersions(t *testing.T) {
 }
 
 // With Check, a read model that differs from the live one waits for a person.
+// Promise: R4.2
 func TestACheckedRebuildWaitsForAPerson(t *testing.T) {
 	t.Parallel()
 	sources(t, func(t *testing.T, db *memory.DB, f subscription, src projector.Source) {
@@ -339,6 +347,7 @@ func TestACheckedRebuildWaitsForAPerson(t *testing.T) {
 	})
 }
 
+// Promise: R4.2
 func TestPlanChangesNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -363,6 +372,7 @@ func TestPlanChangesNothing(t *testing.T) {
 }
 
 // Messages that are not in the log cannot be applied again.
+// Promise: R9.1
 func TestARebuildIsRefusedIfItWouldLoseMessages(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -396,6 +406,7 @@ func TestARebuildIsRefusedIfItWouldLoseMessages(t *testing.T) {
 }
 
 // The tables of a verification whose process was killed are dropped, and do not block a rebuild.
+// Promise: R7.2
 func TestAnAbandonedVerificationEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -419,6 +430,7 @@ func TestAnAbandonedVerificationEnds(t *testing.T) {
 }
 
 // A newer version of the program replaces the rebuild of an older one.
+// Promise: R5.1
 func TestANewerVersionReplacesARebuild(t *testing.T) {
 	t.Parallel()
 	sources(t, func(t *testing.T, db *memory.DB, f subscription, src projector.Source) {
@@ -465,6 +477,7 @@ func (s switching) Do(
 }
 
 // A rebuild that cannot begin or end says so, and does not run again by itself.
+// Promise: R4.2
 func TestARebuildThatFails(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -498,6 +511,7 @@ func TestARebuildThatFails(t *testing.T) {
 	})
 }
 
+// Promise: R5.2
 func TestGenerationsListTheSchemaVersionsOfEvents(t *testing.T) {
 	t.Parallel()
 	sources(t, func(t *testing.T, db *memory.DB, _ subscription, src projector.Source) {
@@ -518,6 +532,7 @@ func TestGenerationsListTheSchemaVersionsOfEvents(t *testing.T) {
 }
 
 // A rebuild begins where the read model began, also if that was the end of the log at that time.
+// Promise: R1.2
 func TestARebuildBeginsWhereTheReadModelBegan(t *testing.T) {
 	t.Parallel()
 	sources(t, func(t *testing.T, db *memory.DB, _ subscription, src projector.Source) {

@@ -29,6 +29,7 @@ func (a *asked) Unapplied(ctx context.Context, b provider.Build, messages []prov
 // The new generation has many events to apply above the live checkpoint. The live one applies two
 // events of a stream after the new one has asked for the first of them, and before it asks for the
 // second.
+// Promise: R1.1
 func TestARebuildKeepsTheOrderOfStreamsNextToTheLiveGeneration(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

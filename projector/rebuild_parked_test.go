@@ -18,6 +18,7 @@ import (
 
 // A message that is parked in the live read model, and would be applied now, is no difference that a
 // repair may mend: it would be applied again later.
+// Promise: R7.1
 func TestVerifyWaitsForParkedMessages(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -53,6 +54,7 @@ func TestVerifyWaitsForParkedMessages(t *testing.T) {
 }
 
 // Events that the live read model has not applied yet are no differences.
+// Promise: R7.1
 func TestVerifyComparesAtTheLivePosition(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -71,6 +73,7 @@ func TestVerifyComparesAtTheLivePosition(t *testing.T) {
 }
 
 // Each event has output once, whichever generation is live when it is applied.
+// Promise: R8.1
 func TestGenerationsThatTakeTurnsHaveOutputOnce(t *testing.T) {
 	t.Parallel()
 	sources(t, func(t *testing.T, db *memory.DB, f subscription, src projector.Source) {

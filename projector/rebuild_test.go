@@ -94,6 +94,7 @@ func sources(t *testing.T, test func(t *testing.T, db *memory.DB, f subscription
 	}
 }
 
+// Promise: R1.1
 func TestRebuildInPlaceUnderLoad(t *testing.T) {
 	t.Parallel()
 	sources(t, func(t *testing.T, db *memory.DB, f subscription, src projector.Source) {
@@ -118,6 +119,7 @@ func TestRebuildInPlaceUnderLoad(t *testing.T) {
 }
 
 // A reader that polls sees each state of the read model, and never one with fewer events.
+// Promise: R1.1, R2.1, R3.1
 func TestRebuildBlueGreenUnderLoad(t *testing.T) {
 	t.Parallel()
 	sources(t, func(t *testing.T, db *memory.DB, f subscription, src projector.Source) {
@@ -172,6 +174,7 @@ func TestRebuildBlueGreenUnderLoad(t *testing.T) {
 }
 
 // Two versions run side by side: each feeds its own generation only.
+// Promise: R5.1
 func TestRollingDeployment(t *testing.T) {
 	t.Parallel()
 	sources(t, func(t *testing.T, db *memory.DB, f subscription, src projector.Source) {
@@ -200,6 +203,7 @@ func TestRollingDeployment(t *testing.T) {
 	})
 }
 
+// Promise: R7.1
 func TestVerifyFindsAndRepairsExactlyTheWrongRows(t *testing.T) {
 	t.Parallel()
 	sources(t, func(t *testing.T, db *memory.DB, f subscription, src projector.Source) {

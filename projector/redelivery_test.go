@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// Promise: G4.1
 func TestRedeliveryTakesEffectOnce(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -41,6 +42,7 @@ func TestRedeliveryTakesEffectOnce(t *testing.T) {
 }
 
 // Many runners get the same message at the same time, as the processes of one consumer group may.
+// Promise: G4.1
 func TestConcurrentDuplicatesTakeEffectOnce(t *testing.T) {
 	t.Parallel()
 	const runners, messages = 16, 50
@@ -81,6 +83,7 @@ func TestConcurrentDuplicatesTakeEffectOnce(t *testing.T) {
 }
 
 // The handlers of a projector share a transaction: if one fails, none has an effect.
+// Promise: G4.8
 func TestMessageIsAppliedByAllItsHandlersOrNone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -103,6 +106,7 @@ func TestMessageIsAppliedByAllItsHandlersOrNone(t *testing.T) {
 }
 
 // A handler that is added later has no markers, so a redelivery runs only that handler.
+// Promise: G4.9
 func TestRedeliveryRunsOnlyNewHandlers(t *testing.T) {
 	t.Parallel()
 	db, f := newDB(t), make(subscription)
@@ -118,6 +122,7 @@ func TestRedeliveryRunsOnlyNewHandlers(t *testing.T) {
 
 // A parked message keeps the handlers that had not run when it was parked. It runs only these, even
 // in a program with another new handler.
+// Promise: G4.9
 func TestParkedMessageRunsHandlersThatHadNotRun(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -142,6 +147,7 @@ func TestParkedMessageRunsHandlersThatHadNotRun(t *testing.T) {
 
 // The reply to COMMIT may be lost before or after the commit. The unit runs again, and its markers
 // decide.
+// Promise: G4.3
 func TestMarkersDecideAfterALostReply(t *testing.T) {
 	t.Parallel()
 	for name, committed := range map[string]bool{"after the commit": true, "before it": false} {
@@ -172,6 +178,7 @@ func TestMarkersDecideAfterALostReply(t *testing.T) {
 }
 
 // The same for the unit of a parked message: if it was committed, the row no longer exists.
+// Promise: G4.3
 func TestParkedRowDecidesAfterALostReply(t *testing.T) {
 	t.Parallel()
 	for _, opts := range []projector.Options{marked, {}} {

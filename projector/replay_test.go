@@ -30,6 +30,7 @@ func parkFirst(t *testing.T, db *memory.DB, bad *faults, keys ...string) {
 	require.NoError(t, stop())
 }
 
+// Promise: G6.14
 func TestReplayByFilter(t *testing.T) {
 	t.Parallel()
 	permanent := projector.ClassPermanent
@@ -84,6 +85,7 @@ func resolved(t *testing.T, db provider.Parking, state projector.ParkedState) []
 	return list
 }
 
+// Promise: G6.14
 func TestDecisionRequiresNameAndReason(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -125,6 +127,7 @@ func TestDecisionRequiresNameAndReason(t *testing.T) {
 }
 
 // The projector's runners also replay the held messages: in order, and several per unit.
+// Promise: G4.11
 func TestHeldMessagesAreReplayedInBatchesInOrder(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -185,6 +188,7 @@ func TestHeldMessageThatFailsHoldsTheRest(t *testing.T) {
 	}
 }
 
+// Promise: G6.14
 func TestMessageThatFailsAgainStaysParked(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -263,6 +267,7 @@ func TestApplyParkedAppliesDueMessagesAndReturns(t *testing.T) {
 }
 
 // Running runners apply replayed messages, however often a person replays them.
+// Promise: G6.14
 func TestReplayWhileRunnersRun(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -286,6 +291,7 @@ func TestReplayWhileRunnersRun(t *testing.T) {
 }
 
 // Draining a key is slower than parking behind it, so a worker first drains a due key.
+// Promise: G6.8
 func TestHeldKeyDrainsUnderConstantLoad(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -333,6 +339,7 @@ func TestHeldKeyDrainsUnderConstantLoad(t *testing.T) {
 	})
 }
 
+// Promise: G6.8
 func TestHeldMessagesOfManyProjectorsAreReplayedWithinTwoSeconds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 )
 
 // Handlers can see that an event was applied before, also without output: exactly for those events.
+// Promise: G4.10
 func TestReplaying(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

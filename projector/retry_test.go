@@ -37,6 +37,7 @@ func parks(db unit) (store *faulty, list func() []string) {
 
 // A message is retried after 100 ms, doubling to 30 s. It is stuck after 5 attempts, including the
 // first failure.
+// Promise: G6.2
 func TestFailedMessageIsRetriedWithBackoffUntilStuck(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -81,6 +82,7 @@ func cfgDelay(b claim.Backoff, n int) (time.Duration, error) {
 
 // Messages that fail together are tried again at different times with a jitter, and at the same time
 // without.
+// Promise: G3.6
 func TestRunnerAppliesItsJitter(t *testing.T) {
 	t.Parallel()
 	for _, jitter := range []float64{0, 0.5} {
@@ -129,6 +131,7 @@ func TestBackoffHasAnUpperLimit(t *testing.T) {
 
 // The attempt count is committed before the handler runs, so an attempt that ends its process is
 // counted. No other runner tries the message for longer than the handler may take.
+// Promise: G6.10
 func TestAttemptIsCountedBeforeItRuns(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -21,6 +21,7 @@ func older() *projector.Projector[txn] {
 
 // A producer may be deployed first. A message parked for its unknown type is applied once a runner
 // knows the type.
+// Promise: G6.9
 func TestUnregisteredTypesAreReplayedOnceKnown(t *testing.T) {
 	t.Parallel()
 	for name, before := range map[string]bool{"to a runner that starts": false, "to a runner that runs": true} {

@@ -25,6 +25,7 @@ func handleAll(r *projector.Runner, msgs ...*message.Message) <-chan error {
 }
 
 // Calls share units, and return when the message is applied, parked or skipped.
+// Promise: G4.6
 func TestHandleAppliesAsASubscriptionDoes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -173,6 +174,7 @@ func TestHandleOfACanceledMessage(t *testing.T) {
 }
 
 // A runner that stops finishes the unit in flight, and answers all other messages: they are redelivered.
+// Promise: G4.6
 func TestHandleWhileTheRunnerStops(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

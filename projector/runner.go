@@ -46,6 +46,7 @@ type Runner struct {
 	presence    *presence.Presence
 	operations  provider.Operations // nil: the store has none
 	loops       pulse.Loops
+	brakes      brakes
 }
 
 // NewRunner returns a runner that applies the messages of src to ps, in transactions of db. It
@@ -115,7 +116,7 @@ func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ..
 
 // reportSelf returns what the runner reports about itself.
 func (r *Runner) reportSelf() provider.ServiceReport {
-	report := provider.ServiceReport{ID: r.id, Kind: "runner", Holder: r.id, Version: r.cfg.Version}
+	report := provider.ServiceReport{ID: r.id, Kind: "runner", Holder: r.id, Version: r.cfg.Version, Outages: r.brakes.list()}
 	for _, p := range r.projections {
 		report.Projectors = append(report.Projectors, p.name)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/memory"
@@ -112,13 +113,7 @@ func exact(t *testing.T, db *memory.DB, table string, n, last int) {
 // soon waits until a condition holds.
 func soon(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for range 6000 {
-		if is() {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	require.Fail(t, "a condition does not hold: "+what)
+	patience.Until(t, is, "%s", what)
 }
 
 func atHead(t *testing.T, db *memory.DB) func() bool {
@@ -148,6 +143,7 @@ func begun(t *testing.T, db *memory.DB, ps ...*projector.Projector[txn]) (*proce
 	return p, start(t, newRunner(t, p, projector.FromLog(db), projector.RunnerConfig{Lease: someLease, Batch: 10}, ps...))
 }
 
+// Promise: G7.8, G7.9
 func TestSegmentsApplyEachStreamInOrderAndAreSharedFairly(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -186,6 +182,7 @@ func TestSegmentsApplyEachStreamInOrderAndAreSharedFairly(t *testing.T) {
 	})
 }
 
+// Promise: G7.8
 func TestTheNumberOfSegmentsCanChange(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -214,6 +211,7 @@ func checkpointSplit(t *testing.T, db *memory.DB) provider.Split {
 }
 
 // A runner that is stopped past its lease, with a unit that has not begun, changes nothing later.
+// Promise: G7.8
 func TestAPausedReaderOfASegmentIsFenced(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -246,6 +244,7 @@ func TestAPausedReaderOfASegmentIsFenced(t *testing.T) {
 	})
 }
 
+// Promise: G7.8
 func TestAParkedLaneOfASegmentGoesOnInOrder(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -277,6 +276,7 @@ func TestAParkedLaneOfASegmentGoesOnInOrder(t *testing.T) {
 }
 
 // The checkpoint waits for the slowest segment. Wait and Lag ask the segments.
+// Promise: G7.8
 func TestWaitAsksTheSegmentOfTheStream(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -318,6 +318,7 @@ func TestWaitAsksTheSegmentOfTheStream(t *testing.T) {
 }
 
 // A handler that is added while segments are at different positions begins behind all of them.
+// Promise: G7.10
 func TestAHandlerIsAddedToASplitProjector(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -351,6 +352,7 @@ func TestAHandlerIsAddedToASplitProjector(t *testing.T) {
 	})
 }
 
+// Promise: G7.8
 func TestARebuildIsSplitAndSendsNothingTwice(t *testing.T) {
 	t.Parallel()
 	for _, how := range []projector.RebuildHow{projector.BlueGreen, projector.InPlace} {

@@ -146,9 +146,6 @@ func dispatch(ctx context.Context, canceled <-chan struct{}, d *received, projec
 		}
 		w := p.worker(one.lane)
 		waits := len(w.in) > 0
-		if waits {
-			one.ahead = &decoding{}
-		}
 		select {
 		case w.in <- one:
 		default:

@@ -101,6 +101,7 @@ func (e *each) of(name string) (message.Subscriber, error) {
 
 // With SubscribeEach, a projector that cannot continue delays no other. The runner closes the
 // subscribers that it requested, after the units in flight.
+// Promise: G4.12
 func TestSubscribeEachGivesEachProjectorItsOwnSubscription(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// Promise: G9.2
 func TestStopFinishesAndAcksTheUnitInFlight(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -70,6 +71,7 @@ func TestStopLeavesMessagesOfTheNextUnit(t *testing.T) {
 }
 
 // The same for a unit that has failed: its parts are not retried.
+// Promise: G6.3
 func TestStopDuringARetryParksNothing(t *testing.T) {
 	t.Parallel()
 	for name, fault := range map[string]error{"a transient error": errBusy, "another error": errNo} {
@@ -98,6 +100,7 @@ func TestStopDuringARetryParksNothing(t *testing.T) {
 	}
 }
 
+// Promise: G9.2
 func TestDrainDeadlineCancelsAUnitWithoutCounting(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -235,6 +238,7 @@ func (away) Subscribe(ctx context.Context, _ string) (<-chan *message.Message, e
 	return nil, ctx.Err()
 }
 
+// Promise: G9.2
 func TestStopCancelsSubscribe(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -41,6 +41,7 @@ func TestCreateBeforeTheFirstRunner(t *testing.T) {
 }
 
 // Tools apply parked messages to the generation that is for the version of their program.
+// Promise: R5.1
 func TestToolsUseTheGenerationOfTheirVersion(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -94,6 +95,7 @@ func TestToolsUseTheGenerationOfTheirVersion(t *testing.T) {
 	})
 }
 
+// Promise: R4.2
 func TestProgressCountsTheEventsOfTheRebuild(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

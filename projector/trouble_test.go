@@ -17,6 +17,7 @@ import (
 
 // If the database is busy or away, no message is at fault: the unit is halved and retried, with
 // pauses.
+// Promise: G6.1
 func TestTransientErrorHalvesTheUnitAndIsNeverCounted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -50,6 +51,7 @@ func TestTransientErrorHalvesTheUnitAndIsNeverCounted(t *testing.T) {
 }
 
 // A handler may also return a transient error.
+// Promise: G6.1
 func TestTransientErrorOfAHandlerIsNeverCounted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -70,6 +72,7 @@ func TestTransientErrorOfAHandlerIsNeverCounted(t *testing.T) {
 
 // If workers of several processes write the same rows, each deadlock costs a second. So units of
 // several messages run one at a time for a minute.
+// Promise: G6.1
 func TestDeadlockMakesUnitsSerialForAMinute(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -265,6 +265,13 @@ func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c
 		case m.aside != nil:
 			row = u.failure(i, m, found.Fresh[i])
 		default:
+			if err := u.decode(ctx, i, m, found.Fresh[i]); err != nil {
+				return c, err
+			}
+			if m.aside != nil {
+				row = u.failure(i, m, found.Fresh[i])
+				break
+			}
 			found.Begin(i)
 			out, err := u.run(ctx, call, i, m, found.Fresh[i])
 			if err != nil {
@@ -292,6 +299,42 @@ func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c
 	}
 	u.output = c.Output
 	return c, nil
+}
+
+// decode decodes the event of message i before its handlers run. If that fails, the message is to be set aside. None of
+// its handlers has run, so the unit goes on.
+func (u *unit) decode(ctx context.Context, i int, m *inbound, fresh []bool) error {
+	first := slices.Index(fresh, true)
+	if first < 0 || m.decoding.state.Load() == isDecoded {
+		return nil
+	}
+	each := u.runner.cfg.Timeout
+	if !u.timer.Reset(sum(each, each)) {
+		return errBegin
+	}
+	u.at.Store(int64(i)) // a decoder that panics or does not return is the fault of the message
+	u.handler.Store(&m.handlers[first])
+	u.over.Store(true)
+	var err error
+	if d := &m.decoding; d.state.CompareAndSwap(notDecoded, isDecoding) || d.state.CompareAndSwap(isUsed, isDecoding) {
+		err = m.decode(u.types)
+	} else {
+		_, err = eventstore.Decode[any](u.types, m.raw)
+	}
+	u.over.Store(ctx.Err() != nil)
+	u.timer.Reset(u.limit())
+	if ctx.Err() != nil { // the worker may have given this unit up
+		return ctx.Err()
+	}
+	if err != nil {
+		m.aside = &aside{cause: undecodable(err), handler: m.handlers[first].Name, attempts: 1}
+		if m.parked != nil {
+			m.aside.attempts = max(m.parked.Attempts, 1)
+		}
+	}
+	u.at.Store(-1)
+	u.handler.Store(nil)
+	return nil
 }
 
 // errParks: a unit with Switch has messages that it would set aside.

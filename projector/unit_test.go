@@ -65,6 +65,7 @@ func TestSingleMessageIsAUnitWithoutDelay(t *testing.T) {
 	})
 }
 
+// Promise: G4.11
 func TestMessagesThatArriveDuringAUnitShareTheNextOne(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -114,6 +115,7 @@ func TestWorkerTakesOnlyItsNextUnit(t *testing.T) {
 }
 
 // A redelivered message may be twice in one unit. Markers cannot distinguish the two.
+// Promise: G4.1
 func TestDuplicateIDInAUnitRunsOnce(t *testing.T) {
 	t.Parallel()
 	for _, opts := range []projector.Options{marked, {}} {
@@ -134,6 +136,7 @@ func TestDuplicateIDInAUnitRunsOnce(t *testing.T) {
 // A unit that fails is undone. The messages before the failing one run again, then the failing one
 // alone, then the rest: one message at first, then twice as many each time. Only the failing
 // message is parked.
+// Promise: G6.5
 func TestFailingUnitIsSplitAtTheFailingMessage(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -165,7 +168,25 @@ func TestFailingUnitIsSplitAtTheFailingMessage(t *testing.T) {
 	}
 }
 
+// An event that cannot be decoded is set aside in the unit of the others, which is not undone.
+// Promise: G6.6
+func TestAnUndecodableEventUndoesNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, msgs := newDB(t), series("a", 1, 4)
+		for _, m := range msgs { // each has its own key
+			m.Metadata[outbox.HeaderKey] = m.UUID
+		}
+		msgs[1].Payload = []byte(`{"Stars":"two"}`)
+		ran := together(t, record(db, nil), projector.RunnerConfig{}, marked, note("a"), msgs...)
+		require.Equal(t, []string{"a-1 a-2 a-3 a-4 parked 1"}, ran)
+		require.Equal(t, []int{1, 3, 4}, noted(db, "a", "a"))
+		require.Equal(t, []string{"a-2 stuck permanent undecodable 1"}, rows(parked(t, db)))
+	})
+}
+
 // A message that fails among others but not alone is not parked.
+// Promise: G6.5
 func TestOnlyFailuresAloneCount(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -199,6 +220,7 @@ func TestStatementErrorIdentifiesItsMessage(t *testing.T) {
 }
 
 // An error of the commit, such as a deferred constraint, does not identify a message.
+// Promise: G6.5
 func TestUnknownFailingMessageIsFoundByHalves(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -228,6 +250,7 @@ func failing(db unit, id string, err func(at int) error) do {
 	}
 }
 
+// Promise: G4.2
 func TestNoMessageIsAckedBeforeItsCommit(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -277,6 +300,7 @@ func TestNoMessageIsAckedBeforeItsCommit(t *testing.T) {
 
 // Messages of a key stay in order, even if one fails and is retried. Different keys run
 // concurrently, as many as there are workers.
+// Promise: G4.11
 func TestConcurrencyKeepsTheOrderOfEachKey(t *testing.T) {
 	t.Parallel()
 	for _, workers := range []int{1, 8} {

@@ -46,6 +46,7 @@ func within(t *testing.T, p *projector.Projector[txn], s projector.State, at eve
 }
 
 // An event that the store does not show yet may be applied later, so Wait must not return nil.
+// Promise: G7b.7
 func TestWaitWaitsForEventsThatAreNotVisibleYet(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -73,6 +74,7 @@ func TestWaitWaitsForEventsThatAreNotVisibleYet(t *testing.T) {
 	})
 }
 
+// Promise: G7b.7
 func TestWaitReportsTheOutcomeOfAnEvent(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -108,6 +110,7 @@ func TestWaitReportsTheOutcomeOfAnEvent(t *testing.T) {
 }
 
 // If markers as old as the event have been deleted, the event may or may not have been applied.
+// Promise: G7b.7
 func TestWaitReportsThatMarkersArePruned(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -126,6 +129,7 @@ func TestWaitReportsThatMarkersArePruned(t *testing.T) {
 	})
 }
 
+// Promise: G7b.7
 func TestWaitRefuses(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)

@@ -22,11 +22,12 @@ type worker struct {
 	batch      int             // the most messages of a unit
 	size       int             // the most messages of the next unit
 	failed     int             // messages set aside since one was applied
-	hasTurn    bool            // it holds the lease of inTurn
-	fenced     bool            // a unit of a reader failed because another reader has taken over
-	seen       map[string]int  // used by collect
-	background chan func()     // functions for the background goroutine; see unit.transact
-	loop       *pulse.Loop     // nil: the worker does not run
+	brake      brake
+	hasTurn    bool           // it holds the lease of inTurn
+	fenced     bool           // a unit of a reader failed because another reader has taken over
+	seen       map[string]int // used by collect
+	background chan func()    // functions for the background goroutine; see unit.transact
+	loop       *pulse.Loop    // nil: the worker does not run
 }
 
 // run applies messages until ctx ends. Messages that are not applied by then are not acked, so
@@ -65,7 +66,10 @@ const pausedLook = 100 * time.Millisecond
 // beginLoop begins to record whether the worker moves, until the function that it returns is called.
 func (w *worker) beginLoop() (end func()) {
 	w.loop = w.runner.loops.Add("projector " + w.name)
-	return func() { w.runner.loops.Remove(w.loop) }
+	return func() {
+		w.runner.brakes.remove(w)
+		w.runner.loops.Remove(w.loop)
+	}
 }
 
 // generation returns the generation that the units of the worker belong to.
@@ -260,6 +264,7 @@ func (w *worker) finish(u *unit) {
 	}
 	if u.ran {
 		w.failed = 0
+		w.applied.Add(1)
 	}
 	if w.reader != nil {
 		w.reader.committed(u)
@@ -303,6 +308,7 @@ func (w *worker) reportParked(m *inbound, row *provider.Aside) {
 	w.report(slog.LevelWarn, what, m, m.aside.cause, row.Parked.Attempts)
 	if m.parked == nil {
 		w.failed++
+		w.brake.count(m.aside, w.applied.Load())
 	}
 	if row.After < 0 && w.opts.Parking == Halt {
 		err := w.runner.halted(context.WithoutCancel(m.msg.Context()))
@@ -318,15 +324,6 @@ func (m *inbound) waited(now time.Time) time.Duration {
 		return 0
 	}
 	return now.Sub(m.raw.RecordedAt)
-}
-
-// backOff waits if three or more messages were set aside, and none was applied between them. A
-// service that the handlers need may be down, and then the backlog should stay in the broker.
-func (w *worker) backOff(ctx context.Context) {
-	if w.failed >= 3 {
-		w.loop.Rest()
-		wait(ctx, min(100*time.Millisecond<<min(w.failed-3, 10), 30*time.Second))
-	}
 }
 
 // wait waits for d, or until ctx ends.

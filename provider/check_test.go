@@ -132,6 +132,7 @@ func TestCheckAppend(t *testing.T) {
 }
 
 // Accepted data is within the limit, even with its numbers written in full.
+// Promise: G1.15
 func FuzzCheckJSON(f *testing.F) {
 	for _, s := range []string{
 		`{"a":[1,2,{"b":null}]}`, `"\ud800"`, `1e131072`, `{"a":1,"a":2}`, "\xff", ``,

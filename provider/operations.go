@@ -81,13 +81,13 @@ const ReportKept = time.Hour
 
 // ServiceReport is what a service reports about itself.
 type ServiceReport struct {
-	ID         string        `json:"id"`
-	Kind       string        `json:"kind"`    // "relay", "runner" or "worker"
-	Holder     string        `json:"holder"`  // its name in claims and leases
-	Process    string        `json:"process"` // host and process id
-	Version    string        `json:"version,omitempty"`
-	Projectors []string      `json:"projectors,omitempty"` // that a runner applies messages to
-	Paused     []PausedTopic `json:"paused,omitempty"`     // topics that a relay does not claim, because every publish fails
+	ID         string   `json:"id"`
+	Kind       string   `json:"kind"`    // "relay", "runner" or "worker"
+	Holder     string   `json:"holder"`  // its name in claims and leases
+	Process    string   `json:"process"` // host and process id
+	Version    string   `json:"version,omitempty"`
+	Projectors []string `json:"projectors,omitempty"` // that a runner applies messages to
+	Outages    []Outage `json:"outages,omitempty"`
 	// Clock is the time of the service when it sent the report. In a Survey it is Skew: how far that
 	// clock was ahead of the store's when the report arrived. The way to the store is part of it.
 	Clock time.Time     `json:"-"`
@@ -98,11 +98,16 @@ type ServiceReport struct {
 	ExpiresAt time.Time `json:"expires_at"` // in the past: it ended without a clean end
 }
 
-// PausedTopic is a topic that a relay has paused by itself.
-type PausedTopic struct {
-	Topic string    `json:"topic"`
-	Class string    `json:"class"` // of the last error
-	Until time.Time `json:"until"` // when it is tried again, on the relay's clock
+// Outage is why a service waits by itself: a relay claims no entries of a topic while every publish fails, and a worker
+// of a runner waits before its next message after three or more that failed one after the other for one
+// cause that may pass.
+type Outage struct {
+	Topic     string    `json:"topic,omitempty"`     // of a relay
+	Projector string    `json:"projector,omitempty"` // of a runner
+	Handler   string    `json:"handler,omitempty"`   // of a runner: the one that failed; it may be unknown
+	Class     string    `json:"class"`               // of the last error
+	Code      string    `json:"code,omitempty"`      // of a runner: that of the last error
+	Until     time.Time `json:"until"`               // when the next one is tried, on the service's clock
 }
 
 // What can be paused.

@@ -22,6 +22,7 @@ func (w *world) cancel(id string) {
 
 // A call that failed is not made again after it was canceled. After a crash, the call is not made if it
 // needs its key.
+// Promise: T7.1
 func TestACanceledCallIsNotMade(t *testing.T) {
 	inWorld(t, func(w *world) {
 		down := true
@@ -72,6 +73,7 @@ func TestACallThatIsCanceledWhileItRuns(t *testing.T) {
 }
 
 // A task whose handler always fails can be canceled: its recorded steps are undone.
+// Promise: T7.1
 func TestCancelOfAnAbandonedTask(t *testing.T) {
 	for _, how := range []string{"permanent", "error", "panic", "misuse", "undecodable", "result"} {
 		t.Run(how, func(t *testing.T) {
@@ -107,6 +109,7 @@ func TestCancelOfAnAbandonedTask(t *testing.T) {
 }
 
 // An operator who has undone a task by hand ends it.
+// Promise: T7.1
 func TestCompleteATaskThatIsBeingUndone(t *testing.T) {
 	inWorld(t, func(w *world) {
 		kind := task.Define("orders/fulfil", func(ctx context.Context, r run, _ int) (int, error) {
@@ -126,6 +129,7 @@ func TestCompleteATaskThatIsBeingUndone(t *testing.T) {
 }
 
 // A task whose handler postpones or cancels it in its own transaction is abandoned: that is a misuse.
+// Promise: T10.1
 func TestAHandlerThatChangesItsOwnTask(t *testing.T) {
 	inWorld(t, func(w *world) {
 		own := func(ctx context.Context, tx tx, how string) error {
@@ -158,6 +162,7 @@ func TestAHandlerThatChangesItsOwnTask(t *testing.T) {
 }
 
 // A panic of a step ends the run, also if the handler recovers.
+// Promise: T10.1
 func TestAHiddenPanicOfAStep(t *testing.T) {
 	inWorld(t, func(w *world) {
 		var tries atomic.Int64

@@ -4,13 +4,13 @@ import (
 	"context"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
 	"github.com/kinora-go/kinora/task"
@@ -24,6 +24,7 @@ func (c *counter) Apply(any) { c.n++ }
 
 // Steps that change one aggregate at the same time conflict. That is not the fault of a task: the
 // transaction runs again at once, and no attempt is counted.
+// Promise: T4.1
 func TestConflictingStepsRunAgainAtOnce(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil)
@@ -57,12 +58,12 @@ func TestConflictingStepsRunAgainAtOnce(t *testing.T) {
 	g, err := kinora.Start(t.Context(), w)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, g.Stop()) }()
-	require.Eventually(t, func() bool {
+	patience.Until(t, func() bool {
 		c, err := db.TaskCounts(t.Context(), "")
 		require.NoError(t, err)
 		require.Zero(t, c[task.Failed])
 		return c[task.Done] == 2*n
-	}, 20*time.Second, 20*time.Millisecond)
+	}, "the tasks")
 	c, _, err := counters.Load(t.Context(), "one")
 	require.NoError(t, err)
 	require.Equal(t, 2*n, c.n)

@@ -18,6 +18,7 @@ import (
 
 // A task is canceled while the audit sink is down: at the first try, whose result is about to be kept, or
 // at the second one, which ends the task with the kept result. Its steps are undone in both cases.
+// Promise: T7.1
 func TestCancelOfAResultThatIsKept(t *testing.T) {
 	for name, at := range map[string]int64{"while it is kept": 1, "while it is recorded": 2} {
 		t.Run(name, func(t *testing.T) {
@@ -44,6 +45,7 @@ func TestCancelOfAResultThatIsKept(t *testing.T) {
 }
 
 // A call whose result was kept is not made again if it is canceled then.
+// Promise: T7.1
 func TestCancelOfACallWhoseResultIsKept(t *testing.T) {
 	inWorld(t, func(w *world) {
 		var tries atomic.Int64
@@ -66,6 +68,7 @@ func TestCancelOfACallWhoseResultIsKept(t *testing.T) {
 
 // A task whose workers crashed in a step is abandoned. If it is canceled then, that step is undone: it may
 // have been done.
+// Promise: T7.1
 func TestCancelOfATaskThatVanishedUndoesItsStep(t *testing.T) {
 	for _, how := range []string{"at the limit", "unknown"} {
 		t.Run(how, func(t *testing.T) {
@@ -92,6 +95,7 @@ func TestCancelOfATaskThatVanishedUndoesItsStep(t *testing.T) {
 }
 
 // An undo that does not return is tried again, also if it is that of a step in doubt.
+// Promise: T7.1
 func TestAnUndoInDoubtThatHangsIsTriedAgain(t *testing.T) {
 	inWorld(t, func(w *world) {
 		release := make(chan struct{})
@@ -157,12 +161,13 @@ func (l *lateTake) TakeTask(ctx context.Context, c task.Task, q provider.TaskQue
 	got, ok, err := l.failing.TakeTask(ctx, c, q, t)
 	if ok && !got.Undo {
 		l.cancel(c.ID)
-		time.Sleep(2 * t.Lease)
+		time.Sleep(2 * t.Lease) // on the clock of a bubble
 	}
 	return got, ok, err
 }
 
 // A worker that renews its claim before it calls the handler notices that the task was canceled.
+// Promise: T7.1
 func TestACancellationBeforeALateCall(t *testing.T) {
 	inWorld(t, func(w *world) {
 		db := &lateTake{failing: &failing{DB: w.db, broken: func(string) error { return nil }}, cancel: w.cancel}
@@ -175,6 +180,7 @@ func TestACancellationBeforeALateCall(t *testing.T) {
 }
 
 // A task is undone also if its handler fails behind its steps because another system is away.
+// Promise: T7.1
 func TestCancelWhileAnotherSystemIsAway(t *testing.T) {
 	inWorld(t, func(w *world) {
 		kind := task.Define("orders/fulfil", func(ctx context.Context, r run, _ int) (string, error) {

@@ -154,6 +154,7 @@ func TestCompleteATaskOfAnUnknownKind(t *testing.T) {
 }
 
 // A handler that returns while a step runs in another goroutine has misused its run.
+// Promise: T10.1
 func TestAHandlerThatLeavesAStepBehindIsMisuse(t *testing.T) {
 	inWorld(t, func(w *world) {
 		kind := task.Define("orders/fulfil", func(ctx context.Context, r run, _ int) (int, error) {
@@ -184,6 +185,7 @@ type receipt struct {
 
 // A step returns the recorded result, also the first time. Otherwise the handler sees other values when
 // it runs again.
+// Promise: T3.1
 func TestAStepReturnsWhatIsRecorded(t *testing.T) {
 	inWorld(t, func(w *world) {
 		var mu sync.Mutex
@@ -210,6 +212,7 @@ func TestAStepReturnsWhatIsRecorded(t *testing.T) {
 
 // The database drops the connection of each change for a while, and replies to claims meanwhile: a
 // failover. The outcome of a call is recorded after that.
+// Promise: T12.1
 func TestAnOutageOfSomeStatementsCountsNothing(t *testing.T) {
 	inWorld(t, func(w *world) {
 		var down atomic.Bool
@@ -329,6 +332,7 @@ func TestALateTransactionIsNoRace(t *testing.T) {
 
 // A suspect task waits until a worker is idle. Meanwhile one long task does not keep the worker from
 // all others.
+// Promise: T11.1
 func TestASuspectTaskDelaysOthersOnlyBriefly(t *testing.T) {
 	inWorld(t, func(w *world) {
 		bad := task.Define("orders/bad", func(context.Context, run, int) (int, error) { return 0, nil })
@@ -367,6 +371,7 @@ func TestASuspectTaskDelaysOthersOnlyBriefly(t *testing.T) {
 
 // A task that is abandoned, requeued and abandoned again has two ends, with two records. A sink that
 // stores a record of one ID once has both.
+// Promise: T9.1
 func TestEachAbandonmentHasItsRecord(t *testing.T) {
 	inWorld(t, func(w *world) {
 		var mu sync.Mutex

@@ -16,6 +16,7 @@ import (
 
 // A task that was postponed while it ran is claimed again by the same worker. The end of the first
 // run does not end the renewals of the second.
+// Promise: T2.1
 func TestTheEndOfAnOldClaimKeepsTheNewOne(t *testing.T) {
 	inWorld(t, func(w *world) {
 		var runs atomic.Int64
@@ -105,6 +106,7 @@ func TestALateReportEndsOnlyItsClaim(t *testing.T) {
 
 // A canceled task that has not begun has nothing to undo, and its handler is not called: a timer
 // that was canceled does not ring.
+// Promise: T7.1
 func TestCancelOfATaskThatHasNotBegunCallsNothing(t *testing.T) {
 	inWorld(t, func(w *world) {
 		kind := task.Define("mail/remind", func(_ context.Context, r run, _ int) (int, error) {
@@ -144,10 +146,11 @@ func TestCancelDuringACallDoesNotRepeatIt(t *testing.T) {
 }
 
 // A handler that gives up when a step fails does not give up because its worker stops.
+// Promise: T7.1
 func TestAShutdownIsNoDecisionToGiveUp(t *testing.T) {
 	charge := func(ctx context.Context) error {
 		select {
-		case <-time.After(20 * time.Second):
+		case <-time.After(20 * time.Second): // on the clock of a bubble
 			return nil
 		case <-ctx.Done():
 			return ctx.Err()
@@ -205,6 +208,7 @@ func (l *lostReply) Do(ctx context.Context, u provider.Unit, run func(context.Co
 
 // The reply to the commit of a step is lost, and the handler gives up because of that error. The
 // step was committed: it is not left as it is.
+// Promise: T7.1
 func TestALostReplyLeavesNoStepThatIsNotUndone(t *testing.T) {
 	inWorld(t, func(w *world) {
 		db := &lostReply{failing: &failing{DB: w.db, broken: func(string) error { return nil }}}
@@ -322,6 +326,7 @@ func TestRunReportsAHandlerThatDoesNotReturn(t *testing.T) {
 }
 
 // A sink that does not reply while the worker stops costs no attempt.
+// Promise: T9.1
 func TestAShutdownWhileTheSinkHangsCountsNothing(t *testing.T) {
 	inWorld(t, func(w *world) {
 		kind := task.Define("mail/welcome", func(context.Context, run, int) (int, error) { return 0, nil })
@@ -340,6 +345,7 @@ func TestAShutdownWhileTheSinkHangsCountsNothing(t *testing.T) {
 }
 
 // A sink that ignores its context does not keep a task claimed for ever.
+// Promise: T9.1
 func TestASinkThatNeverReturnsIsNoticed(t *testing.T) {
 	inWorld(t, func(w *world) {
 		release := make(chan struct{})

@@ -15,6 +15,7 @@ import (
 )
 
 // A handler that runs again gets the recorded results, and each step keeps its key.
+// Promise: T3.1
 func TestRecordedStepsAreReplayed(t *testing.T) {
 	inWorld(t, func(w *world) {
 		var runs, fails atomic.Int64
@@ -72,6 +73,7 @@ func TestProgressBeginsANewBudget(t *testing.T) {
 	})
 }
 
+// Promise: T7.1
 func TestGiveUpUndoesInReverse(t *testing.T) {
 	inWorld(t, func(w *world) {
 		kind := task.Define("orders/fulfil", func(ctx context.Context, r run, in string) (int, error) {
@@ -117,6 +119,7 @@ func TestGiveUpUndoesInReverse(t *testing.T) {
 
 // An undo that fails keeps those of earlier steps from running. After its last attempt the task is
 // abandoned in its direction, and continues there after a requeue.
+// Promise: T7.2
 func TestUndoStopsAtTheFirstFailure(t *testing.T) {
 	inWorld(t, func(w *world) {
 		var down atomic.Bool
@@ -156,6 +159,7 @@ func TestUndoStopsAtTheFirstFailure(t *testing.T) {
 }
 
 // A task that is canceled after a worker vanished in a step, also after a requeue, undoes that step.
+// Promise: T7.1
 func TestCancelUndoesTheStepInDoubt(t *testing.T) {
 	inWorld(t, func(w *world) {
 		kind := task.Define("orders/fulfil", func(ctx context.Context, r run, _ int) (int, error) {
@@ -183,6 +187,7 @@ func TestCancelUndoesTheStepInDoubt(t *testing.T) {
 }
 
 // A task that waits, or never ran, has no step in doubt.
+// Promise: T7.1
 func TestCancelOfAWaitingTask(t *testing.T) {
 	inWorld(t, func(w *world) {
 		kind := task.Define("orders/fulfil", func(ctx context.Context, r run, _ int) (int, error) {
@@ -217,6 +222,7 @@ func TestCancelOfAWaitingTask(t *testing.T) {
 	})
 }
 
+// Promise: T5.1
 func TestWait(t *testing.T) {
 	inWorld(t, func(w *world) {
 		kind := task.Define("orders/wait", func(ctx context.Context, r run, _ int) (string, error) {
@@ -273,6 +279,7 @@ func TestSleep(t *testing.T) {
 
 // Changed code does nothing twice: the task is abandoned with an error that names both steps, and
 // the old code finishes it after a requeue.
+// Promise: T10.1
 func TestChangedCode(t *testing.T) {
 	steps := func(w *world, names ...string) *task.Definition[tx, int, int] {
 		return task.Define("orders/fulfil", func(ctx context.Context, r run, _ int) (int, error) {
@@ -332,6 +339,7 @@ func TestChangedCode(t *testing.T) {
 	}
 }
 
+// Promise: T10.1
 func TestMisuse(t *testing.T) {
 	inWorld(t, func(w *world) {
 		swallow := func(_ string, _ error) {}
@@ -366,6 +374,7 @@ func TestMisuse(t *testing.T) {
 }
 
 // An error of a step ends the run, also if the handler hides it.
+// Promise: T10.1
 func TestAHiddenErrorOfAStep(t *testing.T) {
 	inWorld(t, func(w *world) {
 		var fails atomic.Int64

@@ -15,6 +15,7 @@ import (
 	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
@@ -34,6 +35,7 @@ func (parcel) Apply(any) {}
 // A projector starts a task for one event and answers it for another one, in the transaction of its
 // checkpoint. The task appends an event in a step. Each unit of the projector is rolled back once after
 // it has written, and each step too.
+// Promise: T1.1, T5.1
 func TestAProjectorStartsAndAnswersTasks(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil)
@@ -91,11 +93,11 @@ func TestAProjectorStartsAndAnswersTasks(t *testing.T) {
 		_, err := orders.Update(t.Context(), id, func(parcel) ([]any, error) { return []any{placed{id}, scanned{id, "T-" + id}}, nil })
 		require.NoError(t, err)
 	}
-	require.Eventually(t, func() bool {
+	patience.Until(t, func() bool {
 		c, err := db.TaskCounts(t.Context(), "")
 		require.NoError(t, err)
 		return c[task.Done] == n
-	}, 30*time.Second, 20*time.Millisecond)
+	}, "the tasks")
 	got := map[string]int{}
 	for e, err := range db.ReadLog(t.Context(), eventstore.From{}, eventstore.LogFilter{Types: []string{"shipped"}}) {
 		require.NoError(t, err)

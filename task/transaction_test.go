@@ -50,6 +50,7 @@ func (w *world) row(table, key string) (v any) {
 }
 
 // The writes of DefineTx, its messages and the end of the task commit together, once.
+// Promise: T4.1
 func TestDefineTx(t *testing.T) {
 	inWorld(t, func(w *world) {
 		var runs atomic.Int64
@@ -86,6 +87,7 @@ func TestDefineTx(t *testing.T) {
 }
 
 // A step in a transaction whose reply was lost is not done again.
+// Promise: T4.1
 func TestALostReplyToTheCommitOfAStep(t *testing.T) {
 	inWorld(t, func(w *world) {
 		lost := &losing{DB: w.db}
@@ -125,6 +127,7 @@ func (l *losing) Do(ctx context.Context, u provider.Unit, run func(context.Conte
 }
 
 // A task that is canceled while its transaction runs has no effect.
+// Promise: T4.1
 func TestCancelDuringATransaction(t *testing.T) {
 	inWorld(t, func(w *world) {
 		began, canceled := make(chan struct{}), make(chan struct{})
@@ -161,6 +164,7 @@ func (p *pausing) Do(ctx context.Context, u provider.Unit, run func(context.Cont
 
 // A group is completed once, by its last success, in that transaction. Abandoned and undone tasks
 // keep it open, until an operator decides.
+// Promise: T8.1
 func TestGroups(t *testing.T) {
 	inWorld(t, func(w *world) {
 		var down, refuse atomic.Bool
@@ -210,6 +214,7 @@ func TestGroups(t *testing.T) {
 }
 
 // No task ends without its record, and a sink that is down costs no attempts.
+// Promise: T9.1
 func TestTheAuditSink(t *testing.T) {
 	inWorld(t, func(w *world) {
 		calls := map[string]*atomic.Int64{"call": {}, "command": {}, "step": {}}
@@ -243,6 +248,7 @@ func TestTheAuditSink(t *testing.T) {
 }
 
 // A refused transaction leaves no record of an end in the sink.
+// Promise: T9.1
 func TestTheSinkIsNotToldOfATransactionThatFails(t *testing.T) {
 	inWorld(t, func(w *world) {
 		kind := task.DefineTx("calls/command", func(context.Context, tx, int) (int, []outbox.Message, error) {
@@ -257,6 +263,7 @@ func TestTheSinkIsNotToldOfATransactionThatFails(t *testing.T) {
 }
 
 // A timer that is postponed or canceled before it has fired does not fire.
+// Promise: T13.1
 func TestTimers(t *testing.T) {
 	inWorld(t, func(w *world) {
 		dormant := task.DefineTx("customers/dormant", func(_ context.Context, tx tx, id string) (bool, []outbox.Message, error) {

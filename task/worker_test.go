@@ -107,6 +107,7 @@ func TestFailuresAreRetriedAndThenAbandoned(t *testing.T) {
 
 // Each attempt is the claim: a task that makes its workers vanish is abandoned, not run, at the
 // limit, and other tasks do not run at the same time.
+// Promise: T11.1
 func TestATaskThatKillsItsWorkers(t *testing.T) {
 	inWorld(t, func(w *world) {
 		var beside, together atomic.Int64
@@ -147,6 +148,7 @@ func TestATaskThatKillsItsWorkers(t *testing.T) {
 }
 
 // A killer makes those that ran at the same time suspect too.
+// Promise: T11.1
 func TestManySuspects(t *testing.T) {
 	inWorld(t, func(w *world) {
 		var all, most atomic.Int64
@@ -191,6 +193,7 @@ func (w *world) mustComplete(*task.Definition[tx, int, int]) {
 	}
 }
 
+// Promise: T11.1
 func TestATaskThatVanishedAtTheLimit(t *testing.T) {
 	inWorld(t, func(w *world) {
 		kind := call("calls/some", func(_ context.Context, r run) error { w.call(r.Key()); return nil })
@@ -212,6 +215,7 @@ func TestATaskThatVanishedAtTheLimit(t *testing.T) {
 }
 
 // A worker that was stopped past its lease changes nothing, and begins no step.
+// Promise: T2.1
 func TestALateWorkerChangesNothing(t *testing.T) {
 	inWorld(t, func(w *world) {
 		var renew atomic.Bool
@@ -280,6 +284,7 @@ func TestAWorkerTakesItsOwnTaskOver(t *testing.T) {
 }
 
 // If the heartbeat learns that another worker has the task, the context of the handler ends.
+// Promise: T2.1
 func TestALostTaskIsInterrupted(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ended := make(chan error, 1)
@@ -305,6 +310,7 @@ func TestALostTaskIsInterrupted(t *testing.T) {
 	})
 }
 
+// Promise: T2.1
 func TestALongTaskKeepsItsLease(t *testing.T) {
 	inWorld(t, func(w *world) {
 		kind := call("calls/slow", func(context.Context, run) error { time.Sleep(time.Minute); return nil })
@@ -366,6 +372,7 @@ func TestTimeouts(t *testing.T) {
 }
 
 // An outage of the database burns no attempts: changes wait until it is back.
+// Promise: T12.1
 func TestTheDatabaseIsAway(t *testing.T) {
 	inWorld(t, func(w *world) {
 		var away atomic.Bool
@@ -395,6 +402,7 @@ func TestTheDatabaseIsAway(t *testing.T) {
 }
 
 // A change that the database refuses fails its task only.
+// Promise: T12.1
 func TestAChangeThatTheDatabaseRefuses(t *testing.T) {
 	inWorld(t, func(w *world) {
 		kind := call("calls/some", func(ctx context.Context, r run) error {
@@ -423,6 +431,7 @@ func (f *refusing) ChangeTasks(ctx context.Context, changes []provider.TaskChang
 
 // The worker stops: no step begins, running steps may end, and the rest is released with its attempt
 // given back.
+// Promise: T12.1
 func TestShutdown(t *testing.T) {
 	inWorld(t, func(w *world) {
 		began := make(chan struct{}, 2)
@@ -476,6 +485,7 @@ func TestAHandlerThatDoesNotReturnEndsTheDrain(t *testing.T) {
 }
 
 // No more tasks are claimed than can run.
+// Promise: T2.2
 func TestTheBoundComesBeforeTheClaim(t *testing.T) {
 	inWorld(t, func(w *world) {
 		var most atomic.Int64

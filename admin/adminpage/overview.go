@@ -125,18 +125,22 @@ func (h *Handler) services(ctx context.Context, _ *query, v viewer) (*view, erro
 	if err != nil {
 		return nil, err
 	}
-	services := &table{Label: "Services", Head: []string{"Kind", "Process", "State", "Version", "Started", "Seen", "Projectors", "Paused topics"}, Empty: "No service has reported in the last hour."}
+	services := &table{Label: "Services", Head: []string{"Kind", "Process", "State", "Version", "Started", "Seen", "Projectors", "Waits, since everything fails"}, Empty: "No service has reported in the last hour."}
 	for _, s := range f.Services {
 		state := marked("alive", "good")
 		if !s.ExpiresAt.After(f.At) {
 			state = marked("gone", "bad")
 		}
-		var topics []string
-		for _, t := range s.Paused {
-			topics = append(topics, t.Topic+" ("+t.Class+")")
+		var outages []string
+		for _, o := range s.Outages {
+			what := "topic " + o.Topic
+			if o.Projector != "" {
+				what = strings.TrimSpace("projector " + o.Projector + " " + o.Handler)
+			}
+			outages = append(outages, what+" ("+strings.TrimSpace(o.Class+" "+o.Code)+")")
 		}
 		services.Rows = append(services.Rows, []cell{plain(s.Kind), plain(s.Process), state, plain(s.Version), at(s.StartedAt), at(s.SeenAt),
-			plain(strings.Join(s.Projectors, ", ")), plain(strings.Join(topics, ", "))})
+			plain(strings.Join(s.Projectors, ", ")), plain(strings.Join(outages, ", "))})
 	}
 	waits := &table{Label: "Who waits for whom", Head: []string{"Who", "Waits for", "Application", "User", "State", "Open since", "Ends it"}, Empty: "No one waits for an open transaction."}
 	if v.payloads {

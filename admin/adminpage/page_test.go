@@ -14,6 +14,7 @@ import (
 	"github.com/kinora-go/kinora/admin"
 	"github.com/kinora-go/kinora/admin/adminpage"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/task"
@@ -31,7 +32,7 @@ func (w *world) full(stream, topic, taskID, text string, d provider.Decision) {
 	w.topic = topic
 	w.start(w.runner(), w.worker())
 	w.rate(stream, text, 5)
-	w.eventually(func() bool { return w.stars() == 5 }, "not applied")
+	patience.Until(w, func() bool { return w.stars() == 5 }, "the event to be applied")
 	_, err := w.db.SQL().ExecContext(w.Context(), `update ratings_g1 set stars = 77`)
 	require.NoError(w, err)
 	ops, err := admin.New(w.db)
@@ -44,13 +45,13 @@ func (w *world) full(stream, topic, taskID, text string, d provider.Decision) {
 	w.rate(stream, text, 0, 4)
 	w.abandon()
 	w.enqueue(taskID, text)
-	w.eventually(func() bool {
+	patience.Until(w, func() bool {
 		parked, err := w.db.Parked(w.Context(), projector.ParkedFilter{})
 		require.NoError(w, err)
 		tasks, err := w.db.Tasks(w.Context(), task.Filter{Status: []task.Status{task.Abandoned}})
 		require.NoError(w, err)
 		return len(parked) == 2 && len(tasks) == 1
-	}, "nothing is parked or abandoned")
+	}, "two parked messages and an abandoned task")
 	for range 2 { // one fails, one changes rows
 		id, err = ops.DryRun(w.Context(), projector.ParkedFilter{Projector: "ratings", Key: stream}, d)
 		require.NoError(w, err)
@@ -62,6 +63,7 @@ func (w *world) full(stream, topic, taskID, text string, d provider.Decision) {
 	require.NoError(w, err)
 }
 
+// Promise: O3.3
 func TestDataOfUsersIsHiddenUnlessItIsAllowed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -88,6 +90,7 @@ func TestDataOfUsersIsHiddenUnlessItIsAllowed(t *testing.T) {
 	require.Contains(t, w.get(at+"event?position=2").body, `">parked, stuck</a>`)
 }
 
+// Promise: O4.1
 func TestTextOfUsersIsText(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -135,6 +138,7 @@ func TestAnyPrefix(t *testing.T) {
 	require.Equal(t, "./evil.example/", got.Header().Get("Location"), "not another site")
 }
 
+// Promise: O4.1
 func TestEveryAnswerIsGuarded(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -180,6 +184,7 @@ func TestRequestsThatAreNotValid(t *testing.T) {
 }
 
 // A form changes something only if it comes from the page itself, in a form, and from someone who may.
+// Promise: O4.1
 func TestForeignFormsDoNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -231,6 +236,7 @@ func TestForeignFormsDoNothing(t *testing.T) {
 }
 
 // What changes many messages, or cannot be undone, needs a name that is typed.
+// Promise: O4.1
 func TestSomeActsAreConfirmed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -276,7 +282,7 @@ func TestSomeActsAreConfirmed(t *testing.T) {
 	require.Contains(t, w.post(at+"requeue", "topic", "reviews", "reason", "r", "confirm", "reviews").body, "entries were requeued")
 	require.Contains(t, w.post(at+"complete-task", "id", "greet-1", "result", "1", "reason", "r", "confirm", "greet-1").body, "The task is complete")
 	require.Contains(t, w.post(at+"replay", "projector", "ratings", "reason", "r", "confirm", "ratings").body, "2 messages are applied again")
-	w.eventually(func() bool { return parked() == 0 }, "the messages are not applied")
+	patience.Until(t, func() bool { return parked() == 0 }, "the messages to be applied")
 	require.Contains(t, w.post(at+"verify", "projector", "ratings", "reason", "r", "repair", "yes", "confirm", "ratings").body, "Act ")
 	require.Contains(t, w.post(at+"rebuild", "projector", "ratings", "how", "in-place", "reason", "r", "confirm", "ratings").body, "The rebuild is requested")
 }

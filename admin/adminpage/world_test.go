@@ -17,7 +17,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -169,16 +168,6 @@ func (w *world) abandon() {
 		_, err = w.db.MarkEntries(w.Context(), []provider.EntryMark{{Seq: e.Seq, Token: e.Token, To: outbox.Abandoned, Error: "refused"}})
 		require.NoError(w, err)
 	}
-}
-
-func (w *world) eventually(is func() bool, what string) {
-	w.Helper()
-	for limit := time.Now().Add(60 * time.Second); time.Now().Before(limit); time.Sleep(20 * time.Millisecond) {
-		if is() {
-			return
-		}
-	}
-	w.Fatal(what)
 }
 
 func everyone(name string) func(*http.Request) string {

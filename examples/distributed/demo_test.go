@@ -7,11 +7,11 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/kinora-go/kinora/internal/longtest"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/internal/pgtest"
 )
 
@@ -20,7 +20,7 @@ func demo(t *testing.T, out *output, args ...string) *exec.Cmd {
 	t.Helper()
 	program, err := os.Executable()
 	require.NoError(t, err)
-	cmd := exec.Command(program, append([]string{demoRole}, args...)...)
+	cmd := exec.Command(program, append([]string{demoRole, "-limit", patience.Limit().String()}, args...)...)
 	cmd.Env = append(os.Environ(), "KINORA_POSTGRES="+pgtest.Shared(t), "TMPDIR="+t.TempDir())
 	cmd.Stdout, cmd.Stderr = out, out
 	require.NoError(t, cmd.Start())
@@ -46,11 +46,11 @@ func TestDemoInterrupt(t *testing.T) {
 	t.Parallel()
 	var out output
 	cmd := demo(t, &out, "-events", "5000")
-	require.Eventually(t, func() bool {
+	patience.Until(t, func() bool {
 		out.mu.Lock()
 		defer out.mu.Unlock()
 		return bytes.Contains(out.text.Bytes(), []byte("a relay is killed"))
-	}, time.Minute, 10*time.Millisecond)
+	}, "the end of a relay")
 	require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
 	var ended *exec.ExitError
 	require.ErrorAs(t, cmd.Wait(), &ended)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"io"
 	"os"
@@ -15,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kinora-go/kinora/internal/longtest"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
@@ -100,10 +100,8 @@ func scenarioOn(t *testing.T, ps *processes, dsn, broker string, takeover time.D
 // once. If the broker keeps the order of keys, so must it.
 func (s *scenario) finish(t *testing.T, ordered bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), longtest.Or(3*time.Minute, 15*time.Minute))
-	defer cancel()
 	begin := time.Now()
-	require.NoError(t, s.run(ctx, longtest.Or(1000, 10_000)))
+	require.NoError(t, s.run(patience.Context(t), longtest.Or(1000, 10_000)))
 	require.NoError(t, s.stopAll())
 	broker, err := s.compare(t.Context(), "deliveries")
 	require.NoError(t, err)

@@ -6,12 +6,12 @@ import (
 	"log/slog"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/examples/distributed/brokers"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/providers/postgres"
@@ -76,10 +76,10 @@ func (p *inProcess) start(role string) (stop func()) {
 // await waits until a read model has so many events.
 func (p *inProcess) await(table string, events int) {
 	p.Helper()
-	require.Eventually(p, func() bool {
+	patience.Until(p, func() bool {
 		c, err := p.compare(p.Context(), table)
 		return err == nil && c.applied >= events
-	}, 30*time.Second, 20*time.Millisecond)
+	}, "%d events in %s", events, table)
 }
 
 // TestMemory: a broker without storage loses what no runner has subscribed to, and what a runner that
@@ -93,10 +93,10 @@ func TestMemory(t *testing.T) {
 	defer stopOther()
 	require.NoError(t, p.appendTo(t.Context(), 20, 5))
 	lost := p.events
-	require.Eventually(t, func() bool { // without a subscriber
+	patience.Until(t, func() bool { // without a subscriber
 		n, err := db.StatusCounts(t.Context(), outbox.Published)
 		return err == nil && n[outbox.Published] == int64(lost)
-	}, 30*time.Second, 10*time.Millisecond)
+	}, "%d published messages", lost)
 
 	runner := p.start(runnerRole)
 	p.start(runnerRole)

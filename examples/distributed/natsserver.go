@@ -64,7 +64,7 @@ func (n *natsNode) serve(ctx context.Context, out io.Writer) error {
 		s.Shutdown()
 		s.WaitForShutdown()
 	}()
-	if !s.ReadyForConnections(20 * time.Second) {
+	if !s.ReadyForConnections(hanging) {
 		return errors.New("the NATS server does not accept connections")
 	}
 	say(out, isReady)

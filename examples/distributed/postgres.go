@@ -72,8 +72,6 @@ while kill -INT $pid 2> /dev/null; do sleep 0.1; done
 `
 
 func awaitPostgres(ctx context.Context, dsn string) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
 	for {
 		conn, err := pgx.Connect(ctx, dsn)
 		if err == nil {

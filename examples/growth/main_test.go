@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/internal/testserver"
 	"github.com/kinora-go/kinora/projector"
 )
@@ -25,7 +26,7 @@ func TestDemo(t *testing.T) {
 	t.Parallel()
 	testserver.Skip(t, "postgres")
 	var out bytes.Buffer
-	require.Zero(t, command([]string{"-events", "400"}, &out), out.String())
+	require.Zero(t, command([]string{"-events", "400", "-limit", patience.Limit().String()}, &out), out.String())
 	require.Contains(t, out.String(), "totals, charts and billing are exact")
 	require.NotContains(t, out.String(), " and 0 appends", "no append was under way when its server crashed")
 }
@@ -33,8 +34,7 @@ func TestDemo(t *testing.T) {
 func testDemo(t *testing.T) (context.Context, *demo) {
 	t.Helper()
 	testserver.Skip(t, "postgres")
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	t.Cleanup(cancel)
+	ctx := patience.Context(t)
 	d, err := newDemo(ctx, slog.New(slog.DiscardHandler), &bytes.Buffer{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, d.close()) })
@@ -59,6 +59,7 @@ func crashing(d *demo, write apply) apply {
 }
 
 // TestReadModels: what the page of the guide says about read models in databases of their own.
+// Promise: G7.6
 func TestReadModels(t *testing.T) {
 	t.Parallel()
 	ctx, d := testDemo(t)
@@ -98,12 +99,12 @@ func (d *demo) rebuildOnePart(ctx context.Context, t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, d.append(ctx, 100, []string{"t0", "t1"}, closed()))
 	s := d.fleet.store("store1")
-	require.Eventually(t, func() bool {
+	patience.Until(t, func() bool {
 		all, err := s.projectors[d.totals].Generations(ctx, projector.StateOf(d.totals.db, s.db))
 		require.NoError(t, err)
 		last := all[len(all)-1]
 		return last.Number == number && last.State == "live" && last.CaughtUp
-	}, time.Minute, 20*time.Millisecond)
+	}, "the rebuild")
 	require.NoError(t, d.settle(ctx))
 	d.onlyChartsAreWrong(ctx, t)
 }
@@ -131,11 +132,11 @@ func (d *demo) readAStandby(ctx context.Context, t *testing.T) {
 	}
 	_, err = replica.Pool().Exec(ctx, `select pg_wal_replay_pause()`)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool {
+	patience.Until(t, func() bool {
 		var state string
 		require.NoError(t, replica.Pool().QueryRow(ctx, `select pg_get_wal_replay_pause_state()`).Scan(&state))
 		return state == "paused"
-	}, time.Minute, 10*time.Millisecond)
+	}, "the standby to pause")
 	p := product{"t0", "p0"}
 	at, err := d.rate(ctx, d.fleet, p, 5)
 	require.NoError(t, err)

@@ -144,8 +144,6 @@ func (s *server) began(ctx context.Context) (at time.Time, err error) {
 
 // await waits until the server accepts connections and was started after a time.
 func (s *server) await(ctx context.Context, after time.Time) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
 	for {
 		at, err := s.began(ctx)
 		if err == nil && at.After(after) {

@@ -23,7 +23,7 @@ import (
 func TestAPI(t *testing.T) {
 	t.Parallel()
 	onEachProjection(t, func(t *testing.T, db database) {
-		s := startService(t, db, inProcess, 10*time.Second)
+		s := startService(t, db, inProcess, patience)
 		post := func(product, body string, headers ...string) answer {
 			return call(t, "POST", s.url+"/products/"+product+"/reviews", body, headers...)
 		}
@@ -84,9 +84,10 @@ func code(t *testing.T, a answer) any {
 
 // TestProductPages: pages of any size list every product once and in order.
 // TestIdempotencyKey: an old request that arrives again does not undo what came after it.
+// Promise: G1.12
 func TestIdempotencyKey(t *testing.T) {
 	t.Parallel()
-	s := startService(t, database{kind: "sqlite", path: filepath.Join(t.TempDir(), "reviews.db")}, inProcess, 10*time.Second)
+	s := startService(t, database{kind: "sqlite", path: filepath.Join(t.TempDir(), "reviews.db")}, inProcess, patience)
 	post := func(body, key string) answer {
 		return call(t, "POST", s.url+"/products/p1/reviews", body, strong, "Idempotency-Key: "+key)
 	}
@@ -111,7 +112,7 @@ func TestIdempotencyKey(t *testing.T) {
 func TestProductPages(t *testing.T) {
 	t.Parallel()
 	onEachProjection(t, func(t *testing.T, db database) {
-		s := startService(t, db, inProcess, 10*time.Second)
+		s := startService(t, db, inProcess, patience)
 		var want []string
 		for i := range 25 {
 			want = append(want, fmt.Sprintf("p&%02d", i))
@@ -142,7 +143,7 @@ func TestProductPages(t *testing.T) {
 // TestBadInput: each bad request gets the right status, code and message, and writes nothing.
 func TestBadInput(t *testing.T) {
 	t.Parallel()
-	s := startService(t, databases["sqlite"](t), inProcess, time.Second)
+	s := startService(t, databases["sqlite"](t), inProcess, patience)
 	long := strings.Repeat("x", 300)
 	good := reviewJSON("ann", 5, "")
 	for name, c := range map[string]struct {
@@ -212,7 +213,7 @@ func TestBadInput(t *testing.T) {
 func TestStrongConsistency(t *testing.T) {
 	t.Parallel()
 	onEachProjection(t, func(t *testing.T, db database) {
-		s := startService(t, db, inProcess, 10*time.Second)
+		s := startService(t, db, inProcess, patience)
 		for i := range 30 {
 			a := call(t, "POST", s.url+"/products/p/reviews", reviewJSON(fmt.Sprint("a", i), 5, ""), strong)
 			require.Equal(t, http.StatusCreated, a.status)
@@ -237,13 +238,13 @@ func TestStrongConsistencyTimeout(t *testing.T) {
 // stops.
 func TestStrongConsistencyWhileStopping(t *testing.T) {
 	t.Parallel()
-	s := startService(t, databases["sqlite"](t), inProcess, requestLimit-time.Second)
+	s := startService(t, databases["sqlite"](t), inProcess, patience)
 	require.NoError(t, s.pipe.Stop())
 	begin := time.Now()
 	time.AfterFunc(50*time.Millisecond, s.stopping)
 	a := call(t, "POST", s.url+"/products/p/reviews", reviewJSON("ann", 5, ""), strong)
 	require.Equal(t, "not_visible_yet", code(t, a))
-	require.Less(t, time.Since(begin), shutdownTimeout)
+	require.Less(t, time.Since(begin), patience, "the stop has ended the wait")
 }
 
 // TestDatabaseUnavailable: an unavailable database is a 503, so that clients retry, and not a 500.
@@ -261,7 +262,7 @@ func TestDatabaseUnavailable(t *testing.T) {
 // error.
 func TestStrongConsistencyParked(t *testing.T) {
 	t.Parallel()
-	s := startService(t, databases["sqlite"](t), inProcess, 20*time.Second)
+	s := startService(t, databases["sqlite"](t), inProcess, patience)
 	_, err := s.db.(*sqliteStore).SQL().Exec(`create trigger fail before insert on ratings_g1 begin select raise(abort, 'no'); end`)
 	require.NoError(t, err)
 	a := call(t, "POST", s.url+"/products/p/reviews", reviewJSON("ann", 5, ""), strong)
@@ -280,14 +281,12 @@ func TestStrongConsistencyParked(t *testing.T) {
 // any command that changes nothing.
 func TestStrongConsistencyAfterPruning(t *testing.T) {
 	t.Parallel()
-	s := startService(t, databases["sqlite"](t), overMemory, 20*time.Second)
+	s := startService(t, databases["sqlite"](t), overMemory, patience)
 	db := s.db.(*sqliteStore)
 	for i, status := range []int{http.StatusCreated, http.StatusOK} {
-		begin := time.Now()
 		a := call(t, "POST", s.url+"/products/p/reviews", reviewJSON("ann", 5, ""), strong)
 		require.Equal(t, status, a.status, a.text)
 		require.Equal(t, map[string]any{"product": "p", "author": "ann", "version": 1., "changed": i == 0}, a.decode(t))
-		require.Less(t, time.Since(begin), 10*time.Second)
 		_, err := db.SQL().Exec(`update kinora_events set recorded_at = recorded_at - ?1; update kinora_markers set processed_at = processed_at - ?1`, (9 * 24 * time.Hour).Milliseconds())
 		require.NoError(t, err)
 		_, err = marker.Prune(t.Context(), db, marker.Retention{}, sqliteReviews.Name(), sqliteReviews.Handlers()...)
@@ -299,7 +298,7 @@ func TestStrongConsistencyAfterPruning(t *testing.T) {
 func TestConflictsAreRetried(t *testing.T) {
 	t.Parallel()
 	onEachDatabase(t, func(t *testing.T, db database) {
-		s := startService(t, db, inProcess, 20*time.Second)
+		s := startService(t, db, inProcess, patience)
 		const writers = 20
 		answers := make([]answer, writers)
 		var all sync.WaitGroup

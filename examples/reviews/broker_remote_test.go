@@ -4,7 +4,6 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/stretchr/testify/require"
@@ -22,7 +21,7 @@ var remoteBrokers = map[string]func(t *testing.T) string{
 			s.Shutdown()
 			s.WaitForShutdown()
 		})
-		require.True(t, s.ReadyForConnections(20*time.Second))
+		require.True(t, s.ReadyForConnections(patience))
 		return s.ClientURL()
 	},
 	kafkaKind: func(t *testing.T) string {

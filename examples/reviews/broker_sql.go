@@ -56,6 +56,7 @@ type sqlBroker struct {
 	pruneInterval time.Duration // between two runs of prune
 	ackDeadline   time.Duration // sqlAckDeadline, except in tests
 	idleTimeout   time.Duration // sqlIdle, except in tests
+	stopTimeout   time.Duration // sqlTimeout, except in tests
 
 	lifetime context.Context // ends with Close
 	cancel   func()
@@ -76,7 +77,7 @@ func newSQLBroker(ctx context.Context, dsn string, subscriptions int, topics ...
 	conn := config.ConnConfig
 	// The server plans each statement again: the tables are empty now and may grow soon.
 	conn.DefaultQueryExecMode, conn.DescriptionCacheCapacity = pgx.QueryExecModeCacheDescribe, 128
-	b := &sqlBroker{db: stdlib.OpenDB(*conn), topics: topics, pruneInterval: sqlPruneEvery, ackDeadline: sqlAckDeadline, idleTimeout: sqlIdle}
+	b := &sqlBroker{db: stdlib.OpenDB(*conn), topics: topics, pruneInterval: sqlPruneEvery, ackDeadline: sqlAckDeadline, idleTimeout: sqlIdle, stopTimeout: sqlTimeout}
 	const others = 2 // connections to publish, count and prune
 	b.db.SetMaxOpenConns(subscriptions + others)
 	b.db.SetMaxIdleConns(subscriptions + others)

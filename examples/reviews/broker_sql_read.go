@@ -71,6 +71,7 @@ type sqlSubscription struct {
 	ended  chan struct{} // receives when the inner subscriber has ended a transaction
 	done   chan struct{} // closed when ended is no longer read
 	cancel func()        // cancels the inner subscriber
+	limit  time.Duration // of a clean stop
 
 	acked      bool // a message was acked in the open transaction
 	ackPending bool // the inner subscriber may not have received the last ack yet
@@ -78,7 +79,7 @@ type sqlSubscription struct {
 
 // Subscribe subscribes the service's group. The subscription ends with ctx; Close waits for it.
 func (b *sqlBroker) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
-	s := &sqlSubscription{out: make(chan *message.Message), ended: make(chan struct{}), done: make(chan struct{})}
+	s := &sqlSubscription{out: make(chan *message.Message), ended: make(chan struct{}), done: make(chan struct{}), limit: b.stopTimeout}
 	var err error
 	s.inner, err = wsql.NewSubscriber(idleTimeoutDB{b.db, b.idleTimeout}, wsql.SubscriberConfig{
 		ConsumerGroup: consumerGroup, AckDeadline: &b.ackDeadline, PollInterval: sqlPoll, ResendInterval: sqlPoll, RetryInterval: sqlRetry,
@@ -150,7 +151,7 @@ func (s *sqlSubscription) deliver(ctx context.Context, m *message.Message) {
 
 // stop closes the inner subscriber after it has committed the acks.
 func (s *sqlSubscription) stop() {
-	limit := time.AfterFunc(sqlTimeout, s.cancel)
+	limit := time.AfterFunc(s.limit, s.cancel)
 	defer limit.Stop()
 	defer s.cancel()
 	// Closing now could lose the ack: wait for the subscriber's next step.

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"testing"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/pubsub/tests"
@@ -14,7 +13,7 @@ import (
 type suiteBroker struct{ *sqlBroker }
 
 func (b suiteBroker) SubscribeInitialize(topic string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	one := &sqlBroker{db: b.db, schema: b.schema, topics: []string{topic}}
 	return one.createTables(ctx)

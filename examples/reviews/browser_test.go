@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
@@ -39,7 +38,7 @@ func newBrowser(t *testing.T) context.Context {
 	t.Cleanup(stop)
 	ctx, stop = chromedp.NewContext(ctx)
 	t.Cleanup(stop)
-	ctx, stop = context.WithTimeout(ctx, time.Minute)
+	ctx, stop = context.WithTimeout(ctx, patience)
 	t.Cleanup(stop)
 	return ctx
 }
@@ -56,10 +55,10 @@ func TestBrowser(t *testing.T) {
 		require.NoError(t, chromedp.Do(ctx, actions...))
 	}
 	shows := func(text string) chromedp.Action[chromedp.Void] {
-		return chromedp.Poll[chromedp.Void](fmt.Sprintf(`document.getElementById("live").innerText.includes(%q)`, text), chromedp.WithPollingTimeout(20*time.Second))
+		return chromedp.Poll[chromedp.Void](fmt.Sprintf(`document.getElementById("live").innerText.includes(%q)`, text), chromedp.WithPollingTimeout(patience))
 	}
 	says := func(id, text string) chromedp.Action[chromedp.Void] {
-		return chromedp.Poll[chromedp.Void](fmt.Sprintf(`document.getElementById(%q).innerText === %q`, id, text), chromedp.WithPollingTimeout(20*time.Second))
+		return chromedp.Poll[chromedp.Void](fmt.Sprintf(`document.getElementById(%q).innerText === %q`, id, text), chromedp.WithPollingTimeout(patience))
 	}
 	post := func(author, stars, text string) {
 		t.Helper()

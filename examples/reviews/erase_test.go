@@ -13,10 +13,11 @@ import (
 
 // TestErasedReview: a review that is erased is gone from the read model for ever, also after a rebuild, and
 // after its events are archived. The ratings of its product follow.
+// Promise: G1.11
 func TestErasedReview(t *testing.T) {
 	t.Parallel()
 	onEachProjection(t, func(t *testing.T, d database) {
-		s := startService(t, d, inProcess, 20*time.Second)
+		s := startService(t, d, inProcess, patience)
 		review := s.url + "/products/tea/reviews/ann"
 		require.Equal(t, http.StatusCreated, s.post("tea", "bob", 5).status)
 		require.Equal(t, http.StatusCreated, s.post("tea", "ann", 2).status)
@@ -64,7 +65,7 @@ func TestErasedReview(t *testing.T) {
 			var err error
 			n, err = archive(t.Context(), stream, opts)
 			return err == nil
-		}, time.Minute, 20*time.Millisecond)
+		}, patience, 20*time.Millisecond)
 		require.EqualValues(t, 3, n)
 		gone("after its events were archived")
 		o = runOperator(t, d, "rebuild", "--reason", "another test")

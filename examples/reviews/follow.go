@@ -18,14 +18,13 @@ import (
 
 const (
 	followEvery = 500 * time.Millisecond
-	// After this time without progress, the command does the work itself. A running service needs
-	// at most two seconds to begin.
+	// followPatience is the default of --wait: a running service needs at most two seconds to begin.
 	followPatience = 3 * time.Second
 )
 
 // follow shows the progress of a generation until readers see it. It leaves the work to a running
-// service. If no process does the work, it starts a runner.
-func follow(ctx context.Context, db serviceStore, n int) (err error) {
+// service. If there is no progress for as long as wait, it starts a runner.
+func follow(ctx context.Context, db serviceStore, n int, wait time.Duration) (err error) {
 	m := meter{what: "rebuild"}
 	defer m.clear()
 	var own *kinora.Group
@@ -56,7 +55,7 @@ func follow(ctx context.Context, db serviceStore, n int) (err error) {
 		if g.Total > 0 {
 			m.show(g.Applied, g.Total)
 		}
-		if own == nil && time.Since(moved) > followPatience {
+		if own == nil && time.Since(moved) > wait {
 			if err := checkVersion(ctx, db, g); err != nil {
 				return orInterrupted(ctx, err)
 			}

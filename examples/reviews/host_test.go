@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -15,7 +14,7 @@ import (
 // service as one origin. Only the Host header shows where the write comes from.
 func TestWritesWithAForeignHostAreRefused(t *testing.T) {
 	t.Parallel()
-	s := startService(t, databases["sqlite"](t), inProcess, time.Second)
+	s := startService(t, databases["sqlite"](t), inProcess, patience)
 	for host, status := range map[string]int{
 		"evil.example": 403, "evil.example:8080": 403, "localhost.evil.example": 403, "127.0.0.1.evil.example": 403,
 		"192.168.1.5:80": 403, "[::2]:80": 403, "reviews.localhost": 403,

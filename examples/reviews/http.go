@@ -51,8 +51,8 @@ func asHTTP(err error) *httpError {
 	return &httpError{Status: http.StatusInternalServerError, Code: "internal", Message: "internal error: the log of the service has the details"}
 }
 
-// requestLimit is how long a request may take, including the wait for strong consistency.
-const requestLimit = 30 * time.Second
+// requestLimit is how long a request may take, including the wait for strong consistency. Only tests change it.
+var requestLimit = 30 * time.Second
 
 // jsonHandler sends errors as JSON and logs internal errors.
 func jsonHandler(handle func(http.ResponseWriter, *http.Request) error) http.Handler {

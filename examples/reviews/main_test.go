@@ -19,10 +19,15 @@ import (
 	_ "modernc.org/sqlite"
 )
 
+// patience is how long a test waits for something that must happen. It only ends a test that hangs, so it is far beyond
+// what a slow or busy machine needs.
+const patience = 10 * time.Minute
+
 // The paths of the programs. TestMain builds them once.
 var reviewsBin, generateBin string
 
 func TestMain(m *testing.M) {
+	requestLimit = patience + time.Minute // of the services in this process
 	dir, err := os.MkdirTemp("", "reviews-test-")
 	if err != nil {
 		panic(err)
@@ -59,7 +64,7 @@ type outcome struct {
 // reviews runs the program to its end.
 func reviews(t *testing.T, args ...string) outcome {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	return finish(t, exec.CommandContext(ctx, reviewsBin, args...))
 }
@@ -88,7 +93,7 @@ func report(t *testing.T, db string) []reportRow {
 // queryInt queries a number from the file itself.
 func queryInt(t *testing.T, db, query string) int {
 	t.Helper()
-	pool, err := sql.Open("sqlite", "file:"+(&url.URL{Path: db}).EscapedPath()+"?mode=ro&_pragma=busy_timeout(10000)")
+	pool, err := sql.Open("sqlite", "file:"+(&url.URL{Path: db}).EscapedPath()+"?mode=ro&_pragma=busy_timeout(600000)")
 	require.NoError(t, err)
 	defer pool.Close()
 	var n int

@@ -69,7 +69,7 @@ type moderatedService struct{ *testService }
 
 func startModerated(t *testing.T, d database, ask moderator, timeout time.Duration) *moderatedService {
 	t.Helper()
-	s := startService(t, d, inProcess, 20*time.Second)
+	s := startService(t, d, inProcess, patience)
 	services, err := s.db.moderation(moderation{ask: ask, timeout: timeout, worker: task.WorkerConfig{
 		Backoff: claim.Backoff{Base: 5 * time.Millisecond}, Poll: 20 * time.Millisecond,
 	}})
@@ -102,7 +102,7 @@ func (s *moderatedService) task(id string, status task.Status) (found task.Task)
 			found = all[0]
 		}
 		return len(all) == 1 && found.Status == status
-	}, 30*time.Second, 5*time.Millisecond, "%s must become %s", id, status)
+	}, patience, 5*time.Millisecond, "%s must become %s", id, status)
 	return found
 }
 
@@ -118,7 +118,7 @@ func (s *moderatedService) visible(authors ...string) {
 			}
 		}
 		assert.ElementsMatch(c, authors, shown)
-	}, 30*time.Second, 10*time.Millisecond)
+	}, patience, 10*time.Millisecond)
 }
 
 // send sends a verdict, and returns the status and the outcome or the code of the error.
@@ -132,6 +132,7 @@ func (s *moderatedService) send(task, id, verdict string) string {
 
 // TestModeration: a review with a text is moderated over HTTP. The moderator answers at once, after
 // failures, later, twice, or not at all.
+// Promise: T1.1, T5.1
 func TestModeration(t *testing.T) {
 	t.Parallel()
 	onEachDatabase(t, func(t *testing.T, d database) {
@@ -222,6 +223,7 @@ func TestTasksCommand(t *testing.T) {
 }
 
 // TestModeratorNeverAnswers: after the timeout the review stays visible, and a verdict is too late.
+// Promise: T5.1
 func TestModeratorNeverAnswers(t *testing.T) {
 	t.Parallel()
 	onEachDatabase(t, func(t *testing.T, d database) {
@@ -242,7 +244,7 @@ func TestServeModerates(t *testing.T) {
 	require.Equal(t, http.StatusCreated, call(t, "POST", p.url+"/products/p/reviews", reviewJSON("ann", 3, "rude"), strong).status)
 	require.Eventually(t, func() bool {
 		return call(t, "GET", p.url+"/products/p", "").status == http.StatusNotFound
-	}, 30*time.Second, 10*time.Millisecond, "the review must be hidden")
+	}, patience, 10*time.Millisecond, "the review must be hidden")
 	require.Zero(t, p.stop(t, syscall.SIGTERM), p.stderr.String())
 }
 

@@ -24,7 +24,7 @@ func reviewForm(product, author, stars, text string) string {
 func TestPageWithoutJavaScript(t *testing.T) {
 	t.Parallel()
 	onEachProjection(t, func(t *testing.T, db database) {
-		s := startService(t, db, inProcess, 10*time.Second)
+		s := startService(t, db, inProcess, patience)
 		require.Contains(t, call(t, "GET", s.url+"/", "").text, "No reviews yet")
 		a := call(t, "POST", s.url+"/?product=p%26q", reviewForm("p&q", "<ann>", "4", "one\r\n<script>two"), formType, "Sec-Fetch-Site: same-origin")
 		require.Equal(t, http.StatusSeeOther, a.status, a.text)
@@ -40,7 +40,7 @@ func TestPageWithoutJavaScript(t *testing.T) {
 		}
 		// The relay marks an entry as published after the read model has applied it.
 		require.Eventually(t, func() bool { return strings.Contains(call(t, "GET", s.url+"/", "").text, `<dd id="pending">0</dd>`) },
-			10*time.Second, 10*time.Millisecond)
+			patience, 10*time.Millisecond)
 		require.NotContains(t, page.text, "<script>two")
 		require.NotContains(t, call(t, "GET", s.url+"/?product=other", "").text, "&lt;ann&gt;")
 
@@ -64,7 +64,7 @@ func TestPageWithoutJavaScript(t *testing.T) {
 // its policy forbids them.
 func TestPageLoadsNothingFromElsewhere(t *testing.T) {
 	t.Parallel()
-	s := startService(t, databases["sqlite"](t), inProcess, time.Second)
+	s := startService(t, databases["sqlite"](t), inProcess, patience)
 	page := call(t, "GET", s.url+"/", "")
 	require.Contains(t, page.header.Get("Content-Security-Policy"), "default-src 'none'")
 	require.NotRegexp(t, regexp.MustCompile(`(?i)https?://|<style|style=|\son[a-z]+=|<script>`), page.text)
@@ -78,7 +78,7 @@ func TestPageLoadsNothingFromElsewhere(t *testing.T) {
 // TestPagesOfProducts: links lead through all pages of products and back to the first.
 func TestPagesOfProducts(t *testing.T) {
 	t.Parallel()
-	s := startService(t, databases["sqlite"](t), inProcess, 10*time.Second)
+	s := startService(t, databases["sqlite"](t), inProcess, patience)
 	for i := range pageSize + 1 {
 		require.Equal(t, http.StatusCreated, call(t, "POST", s.url+fmt.Sprintf("/products/p%02d/reviews", i), reviewJSON("ann", 5, ""), strong).status)
 	}
@@ -135,7 +135,7 @@ func listen(t *testing.T, url string) *stream {
 // waitFor waits for an event that contains all parts.
 func (s *stream) waitFor(name string, parts ...string) {
 	s.Helper()
-	late := time.After(20 * time.Second)
+	late := time.After(patience)
 	for {
 		select {
 		case e, ok := <-s.events:
@@ -158,7 +158,7 @@ func (s *stream) waitFor(name string, parts ...string) {
 func TestLive(t *testing.T) {
 	t.Parallel()
 	onEachProjection(t, func(t *testing.T, db database) {
-		s := startService(t, db, inProcess, 10*time.Second)
+		s := startService(t, db, inProcess, patience)
 		all, one := listen(t, s.url+"/live"), listen(t, s.url+"/live?product=p1")
 		all.waitFor("page", "No reviews yet", `id="pending">0<`)
 		one.waitFor("page", "Latest reviews of <bdi>p1</bdi>", "None.")
@@ -209,7 +209,7 @@ func TestLiveTrouble(t *testing.T) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		return len(l.subscriptions) == 0 && l.listeners == 0
-	}, 10*time.Second, time.Millisecond, "no page is rendered without a listener")
+	}, patience, time.Millisecond, "no page is rendered without a listener")
 
 	l.mu.Lock()
 	l.listeners = maxListeners

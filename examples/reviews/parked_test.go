@@ -29,7 +29,7 @@ import (
 func TestPoisonSkipped(t *testing.T) {
 	t.Parallel()
 	onEachDatabase(t, func(t *testing.T, d database) {
-		s := startService(t, d, overMemory, 20*time.Second)
+		s := startService(t, d, overMemory, patience)
 		s.enqueuePoison("review-tea-ann")
 		s.eventuallyParked(1)
 		a := s.post("tea", "ann", 5)
@@ -80,10 +80,11 @@ func TestPoisonSkipped(t *testing.T) {
 
 // TestPoisonReplayed: the read model refuses an author. After that is fixed, a dry run shows the
 // exact rows and changes nothing, and a replay applies all messages in order.
+// Promise: G6.14
 func TestPoisonReplayed(t *testing.T) {
 	t.Parallel()
 	onEachDatabase(t, func(t *testing.T, d database) {
-		s := startService(t, d, inProcess, 20*time.Second)
+		s := startService(t, d, inProcess, patience)
 		require.Equal(t, http.StatusCreated, s.post("cup", "ben", 3).status)
 		s.refuse("ann")
 		commands, err := review.NewCommands(s.db)
@@ -234,7 +235,7 @@ func (s *testService) eventuallyParked(want int64) {
 	require.Eventually(s, func() bool {
 		n, err := s.db.ParkedCount(context.Background(), "")
 		return err == nil && n == want
-	}, 20*time.Second, 10*time.Millisecond)
+	}, patience, 10*time.Millisecond)
 }
 
 // eventuallyStuck waits until all attempts at one message are exhausted.
@@ -243,7 +244,7 @@ func (s *testService) eventuallyStuck() {
 	require.Eventually(s, func() bool {
 		list, err := s.db.Parked(context.Background(), projector.ParkedFilter{States: []projector.ParkedState{projector.StateStuck}})
 		return err == nil && len(list) == 1
-	}, 20*time.Second, 10*time.Millisecond)
+	}, patience, 10*time.Millisecond)
 }
 
 func (s *testService) report() []rating {
@@ -295,7 +296,7 @@ func (s *testService) exec(sqlite, postgres string) {
 func TestTheCommandsOfKinoraUseTheHandlersOfTheProgram(t *testing.T) {
 	t.Parallel()
 	onEachDatabase(t, func(t *testing.T, d database) {
-		s := startService(t, d, overMemory, 20*time.Second)
+		s := startService(t, d, overMemory, patience)
 		s.enqueuePoison("review-tea-ann")
 		s.eventuallyParked(1)
 		o := runOperator(t, d, "ops", "doctor")

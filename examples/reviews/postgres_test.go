@@ -19,6 +19,7 @@ func postgresDSN(t *testing.T) string {
 	return postgrestest.DSN(t, &postgres.Config{Route: outbox.ByCategory})
 }
 
+// Promise: G4.1
 func TestDemoPostgres(t *testing.T) {
 	t.Parallel()
 	dsn := postgresDSN(t)

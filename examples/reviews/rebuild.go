@@ -88,7 +88,8 @@ type rebuildStartCmd struct {
 	operatorFlags `embed:""`
 	howFlags      `embed:""`
 	decisionFlags `embed:""`
-	Check         bool `help:"Compare the new tables with the old ones first. If they differ, wait for 'promote' or 'cancel'."`
+	Check         bool          `help:"Compare the new tables with the old ones first. If they differ, wait for 'promote' or 'cancel'."`
+	Wait          time.Duration `default:"3s" help:"How long a running service may take to begin. Then this command does the work itself."`
 }
 
 // Validate is called by kong.
@@ -120,7 +121,7 @@ func (c *rebuildStartCmd) Run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := follow(ctx, db, n); err != nil {
+		if err := follow(ctx, db, n, c.Wait); err != nil {
 			return err
 		}
 		fmt.Printf("generation %d is live\n", n)
@@ -221,7 +222,7 @@ func (c *controlFlags) control(ctx context.Context, a projector.GenerationAction
 		if a != projector.Promote {
 			return nil
 		}
-		if err := follow(ctx, db, n); err != nil {
+		if err := follow(ctx, db, n, followPatience); err != nil {
 			return err
 		}
 		fmt.Printf("generation %d is live\n", n)

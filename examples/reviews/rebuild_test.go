@@ -22,14 +22,24 @@ import (
 func TestRebuildUnderLoad(t *testing.T) {
 	t.Parallel()
 	onEachProjection(t, func(t *testing.T, d database) {
-		s := startService(t, d, inProcess, 20*time.Second)
+		s := startService(t, d, inProcess, patience)
 		ctx, stop := context.WithCancel(t.Context())
-		var accepted atomic.Int64
+		var accepted, slowest atomic.Int64
+		timed := func(method, path, body string) (answer, error) {
+			begin := time.Now()
+			a, err := send(t.Context(), method, s.url+path, body)
+			for took := int64(time.Since(begin)); ; {
+				if was := slowest.Load(); took <= was || slowest.CompareAndSwap(was, took) {
+					return a, err
+				}
+			}
+		}
+		wentBack := ""
 		wrote, read := make(chan struct{}), make(chan struct{})
 		go func() {
 			defer close(wrote)
 			for n := 1; ctx.Err() == nil && !t.Failed(); n++ {
-				a, err := send(t.Context(), "POST", s.url+"/products/tea/reviews", reviewJSON(fmt.Sprint("author-", n), 4, ""))
+				a, err := timed("POST", "/products/tea/reviews", reviewJSON(fmt.Sprint("author-", n), 4, ""))
 				if err != nil || a.status != http.StatusCreated {
 					t.Errorf("post: %d %s %v", a.status, a.text, err)
 				}
@@ -40,7 +50,7 @@ func TestRebuildUnderLoad(t *testing.T) {
 		go func() {
 			defer close(read)
 			for most := 0.0; ctx.Err() == nil && !t.Failed(); {
-				a, err := send(t.Context(), "GET", s.url+"/products/tea", "")
+				a, err := timed("GET", "/products/tea", "")
 				if err != nil || a.status != http.StatusOK {
 					if most > 0 {
 						t.Errorf("get: %d %s %v", a.status, a.text, err)
@@ -49,15 +59,19 @@ func TestRebuildUnderLoad(t *testing.T) {
 				}
 				got := a.decode(t)
 				n := got["reviews"].(float64)
-				if n < most || got["stars"] != 4*n {
-					t.Errorf("%v reviews with %v stars, after %v reviews", n, got["stars"], most)
+				if got["stars"] != 4*n {
+					t.Errorf("%v reviews with %v stars", n, got["stars"])
+				}
+				if n < most {
+					wentBack = fmt.Sprintf("%v reviews after %v", n, most)
 				}
 				most = n
+				_ = sleep(ctx, time.Millisecond)
 			}
 		}()
-		require.Eventually(t, func() bool { return accepted.Load() > 100 }, time.Minute, time.Millisecond)
+		require.Eventually(t, func() bool { return accepted.Load() > 100 }, patience, time.Millisecond)
 
-		o := runOperator(t, d, "rebuild", "--reason", "a test")
+		o := runOperator(t, d, "rebuild", "--reason", "a test", "--wait", patience.String())
 		require.Zero(t, o.code, o.stderr)
 		require.Contains(t, o.stdout, "generation 2 is live")
 		require.NotContains(t, o.stderr, "this one does")
@@ -72,9 +86,14 @@ func TestRebuildUnderLoad(t *testing.T) {
 		stop()
 		<-wrote
 		<-read
+		// Redis may show the old read model again if the other store does not commit the switch for a third of the lease. On a
+		// machine that is as slow, requests take long too.
+		if d.redis.url == "" || time.Duration(slowest.Load()) < lease/6 {
+			require.Empty(t, wentBack, "the slowest request took %s", time.Duration(slowest.Load()))
+		}
 		require.Eventually(t, func() bool {
 			return int64(call(t, "GET", s.url+"/products/tea", "").decode(t)["reviews"].(float64)) == accepted.Load()
-		}, time.Minute, 10*time.Millisecond)
+		}, patience, 10*time.Millisecond)
 		o = runOperator(t, d, "verify")
 		require.Zero(t, o.code, o.stdout+o.stderr)
 		require.Contains(t, o.stderr, fmt.Sprintf("%d events applied, 0 of them failed; 0 rows differ at position ", accepted.Load()))
@@ -154,7 +173,7 @@ func TestRebuildWithoutService(t *testing.T) {
 		o := runOperator(t, d, "rebuild", "plan", "--in-place")
 		require.Zero(t, o.code, o.stderr)
 		require.Equal(t, "4 events, about 1s; it first empties ratings_g1, latest_reviews_g1\n", o.stdout)
-		o = runOperator(t, d, "rebuild", "--reason", "wrong stars", "--check")
+		o = runOperator(t, d, "rebuild", "--reason", "wrong stars", "--check", "--wait", "0s")
 		require.Equal(t, 1, o.code)
 		require.Contains(t, o.stdout, "4 events, about 1s; readers see the new tables once they are complete\n")
 		require.Contains(t, o.stderr, "generation 2: 1 rows differ from the live read model: promote it or cancel it")
@@ -167,7 +186,7 @@ func TestRebuildWithoutService(t *testing.T) {
 		require.NotContains(t, runOperator(t, d, "rebuild", "list").stdout, "standby")
 
 		change(t, d, `update ratings_g2 set stars = 9 where product = 'p2'`)
-		o = runOperator(t, d, "rebuild", "--in-place", "--reason", "wrong stars")
+		o = runOperator(t, d, "rebuild", "--in-place", "--reason", "wrong stars", "--wait", "0s")
 		require.Zero(t, o.code, o.stderr)
 		require.Contains(t, o.stdout, "generation 3 is live")
 		require.Equal(t, want, productsOf(t, d))
@@ -191,22 +210,22 @@ func TestRebuildIsControlled(t *testing.T) {
 			t.Helper()
 			require.Eventually(t, func() bool {
 				return strings.Contains(runOperator(t, d, "rebuild", "list").stdout, what)
-			}, time.Minute, 100*time.Millisecond, what)
+			}, patience, 100*time.Millisecond, what)
 		}
-		first := startProcess(t, d.flag(), append([]string{"rebuild", "--rate", "50", "--reason", "slowly"}, d.args()...)...)
+		first := startProcess(t, d.flag(), append([]string{"rebuild", "--rate", "50", "--reason", "slowly", "--wait", "0s"}, d.args()...)...)
 		listed(" building ")
 		require.NoError(t, first.Process.Signal(syscall.SIGINT))
 		require.Error(t, first.Wait())
 		require.Contains(t, first.stderr.String(), "interrupted")
 
-		second := startProcess(t, d.flag(), append([]string{"rebuild", "--reason", "again"}, d.args()...)...)
+		second := startProcess(t, d.flag(), append([]string{"rebuild", "--reason", "again", "--wait", "0s"}, d.args()...)...)
 		_ = runOperator(t, d, "rebuild", "pause", "--reason", "too much load", "--by", "ann")
 		listed("building, paused")
 		listed("too much load")
 		require.Zero(t, runOperator(t, d, "rebuild", "resume", "--reason", "night").code)
 		require.Eventually(t, func() bool {
 			return strings.Contains(second.stderr.String(), "rebuild progress")
-		}, time.Minute, 10*time.Millisecond)
+		}, patience, 10*time.Millisecond)
 		require.Zero(t, runOperator(t, d, "rebuild", "cancel", "--reason", "enough").code)
 		require.Error(t, second.Wait())
 		require.Contains(t, second.stderr.String(), "the rebuild was canceled")
@@ -229,7 +248,7 @@ func productsOf(t *testing.T, d database) []reportRow {
 func TestRebuildAppliesParkedMessages(t *testing.T) {
 	t.Parallel()
 	onEachDatabase(t, func(t *testing.T, d database) {
-		s := startService(t, d, inProcess, 20*time.Second)
+		s := startService(t, d, inProcess, patience)
 		s.refuse("ann") // in the tables of the first generation
 		require.Equal(t, http.StatusInternalServerError, s.post("cup", "ann", 4).status)
 		s.eventuallyStuck()

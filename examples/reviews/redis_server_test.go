@@ -59,12 +59,12 @@ func (s *redisServer) start() {
 			return false
 		}
 		defer func() { _ = conn.Close() }()
-		_ = conn.SetDeadline(time.Now().Add(time.Second))
+		_ = conn.SetDeadline(time.Now().Add(time.Second)) // then it asks again
 		reply := make([]byte, 7)
 		_, err1 := conn.Write([]byte("PING\r\n"))
 		n, err2 := conn.Read(reply)
 		return err1 == nil && err2 == nil && string(reply[:n]) == "+PONG\r\n"
-	}, 20*time.Second, 5*time.Millisecond, "redis-server does not answer")
+	}, patience, 5*time.Millisecond, "redis-server does not answer")
 }
 
 // kill ends the server with SIGKILL: it loses all data.

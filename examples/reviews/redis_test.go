@@ -31,7 +31,7 @@ func TestRedisAnswersAsSQL(t *testing.T) {
 		o := runOperator(t, d, "import", path)
 		require.Zero(t, o.code, o.stderr)
 		require.Equal(t, expectedReport(t, path, bad), productsOf(t, d))
-		services = append(services, startService(t, d, inProcess, 20*time.Second))
+		services = append(services, startService(t, d, inProcess, patience))
 	}
 	same := func(get func(i int) string) string {
 		t.Helper()
@@ -86,7 +86,7 @@ func TestRedisLosesItsData(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server, d := newRedis(t)
-			s := startService(t, d, flags, 20*time.Second)
+			s := startService(t, d, flags, patience)
 			var want sync.Map // by product, the stars of ann, who writes all reviews
 			var writers sync.WaitGroup
 			write := func(each int) {
@@ -114,7 +114,7 @@ func TestRedisLosesItsData(t *testing.T) {
 			write(20)
 			writers.Wait()
 			require.Eventually(t, func() bool { return call(t, "GET", s.url+"/readyz", "").status == http.StatusOK },
-				30*time.Second, 50*time.Millisecond, "the client tries to connect once a second")
+				patience, 50*time.Millisecond, "the client tries to connect once a second")
 			require.Equal(t, http.StatusCreated, s.post("last", "ann", 5).status, "a write waits until it is visible")
 			want.Store("last", 5)
 			var all []rating
@@ -139,7 +139,7 @@ func (s *testService) eventuallyRatings(want []rating) {
 		got, err := s.db.ratings(s.Context(), "")
 		require.NoError(t, err)
 		require.Equal(t, want, got)
-	}, 30*time.Second, 50*time.Millisecond)
+	}, patience, 50*time.Millisecond)
 }
 
 // TestRedisVerify: verify finds the keys that were changed by hand, and repair mends them.
@@ -179,7 +179,7 @@ func TestRedisRebuild(t *testing.T) {
 	want := productsOf(t, d)
 	server.damage()
 	require.Equal(t, "4 events; it first empties the read model\n", runOperator(t, d, "rebuild", "plan", "--in-place").stdout)
-	o := runOperator(t, d, "rebuild", "--reason", "wrong stars", "--check")
+	o := runOperator(t, d, "rebuild", "--reason", "wrong stars", "--check", "--wait", "0s")
 	require.Equal(t, 1, o.code)
 	require.Contains(t, o.stderr, "generation 2: 3 rows differ from the live read model: promote it or cancel it")
 	require.NotEqual(t, want, productsOf(t, d))
@@ -189,7 +189,7 @@ func TestRedisRebuild(t *testing.T) {
 	o = runOperator(t, d, "rebuild", "promote", "1", "--reason", "go back")
 	require.Zero(t, o.code, o.stderr)
 	require.NotEqual(t, want, productsOf(t, d))
-	o = runOperator(t, d, "rebuild", "--in-place", "--reason", "wrong stars")
+	o = runOperator(t, d, "rebuild", "--in-place", "--reason", "wrong stars", "--wait", "0s")
 	require.Zero(t, o.code, o.stderr)
 	require.Contains(t, o.stdout, "generation 3 is live")
 	require.Equal(t, want, productsOf(t, d))
@@ -202,7 +202,7 @@ func TestRedisRebuild(t *testing.T) {
 func TestRedisParked(t *testing.T) {
 	t.Parallel()
 	server, d := newRedis(t)
-	s := startService(t, d, inProcess, 20*time.Second)
+	s := startService(t, d, inProcess, patience)
 	const refused = "{reviews}reviews_g1:rating:cup"
 	server.do([]any{"set", refused, "not a hash"})
 	commands, err := review.NewCommands(s.db)
@@ -239,7 +239,7 @@ func TestRedisAndBack(t *testing.T) {
 		inRedis := inSQL
 		inRedis.redis = redisKeys{startRedis(t).url(), "reviews"}
 		for i, d := range []database{inSQL, inRedis, inSQL, inRedis} {
-			s := startService(t, d, inProcess, 20*time.Second)
+			s := startService(t, d, inProcess, patience)
 			require.Equal(t, http.StatusCreated, s.post("tea", fmt.Sprint("author-", i), 1+i).status)
 			require.Equal(t, []rating{{"tea", 1 + i, []int{1, 3, 6, 10}[i]}}, s.report())
 			require.NoError(t, s.pipe.Stop())

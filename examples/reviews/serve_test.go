@@ -97,7 +97,6 @@ func (a answer) decode(t *testing.T) map[string]any {
 
 // browser is a client that follows no redirect, so that tests see them.
 var browser = &http.Client{
-	Timeout:       time.Minute,
 	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	Transport:     &http.Transport{MaxIdleConnsPerHost: 500, DisableCompression: true},
 }
@@ -175,7 +174,7 @@ func startServiceProcess(t *testing.T, args ...string) *serviceProcess {
 	case p.url = <-up:
 	case <-p.ended:
 		require.Fail(t, "the service did not start", p.stderr.String())
-	case <-time.After(time.Minute):
+	case <-time.After(patience):
 		require.Fail(t, "the service does not listen")
 	}
 	return p
@@ -187,7 +186,7 @@ func (p *serviceProcess) stop(t *testing.T, by os.Signal) (code int) {
 	require.NoError(t, p.Process.Signal(by))
 	select {
 	case <-p.ended:
-	case <-time.After(30 * time.Second):
+	case <-time.After(patience):
 		require.Fail(t, "the service does not stop")
 	}
 	return p.ProcessState.ExitCode()
@@ -266,10 +265,11 @@ func (endedService) Running() <-chan struct{} { return nil }
 func TestReady(t *testing.T) {
 	t.Parallel()
 	onEachProjection(t, func(t *testing.T, db database) {
-		s := startService(t, db, inProcess, time.Second)
+		s := startService(t, db, inProcess, patience)
 		requireStatus := func(path string, status int) {
 			t.Helper()
-			require.Equal(t, status, call(t, "GET", s.url+path, "").status)
+			require.Eventually(t, func() bool { return call(t, "GET", s.url+path, "").status == status }, patience, 10*time.Millisecond,
+				"%s must reply %d; a database that is slow to answer is not ready", path, status)
 		}
 		requireStatus("/readyz", http.StatusOK)
 		requireStatus("/healthz", http.StatusOK)
@@ -277,16 +277,16 @@ func TestReady(t *testing.T) {
 		requireStatus("/readyz", http.StatusServiceUnavailable)
 		requireStatus("/healthz", http.StatusOK)
 
-		s = startService(t, db, inProcess, time.Second)
+		s = startService(t, db, inProcess, patience)
 		ended, err := kinora.Start(t.Context(), endedService{})
 		require.NoError(t, err)
 		<-ended.Ended()
-		handler, err := newService(t.Context(), s.db, &pipeline{Group: ended}, time.Second, "127.0.0.1:0")
+		handler, err := newService(t.Context(), s.db, &pipeline{Group: ended}, patience, "127.0.0.1:0")
 		require.NoError(t, err)
 		s.url = newTestServer(t, handler)
 		requireStatus("/readyz", http.StatusServiceUnavailable)
 
-		s = startService(t, db, inProcess, time.Second)
+		s = startService(t, db, inProcess, patience)
 		require.NoError(t, s.pipe.Stop())
 		requireStatus("/readyz", http.StatusOK)
 		require.NoError(t, s.db.Close())

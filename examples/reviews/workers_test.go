@@ -187,7 +187,7 @@ func TestProjectWithoutRelay(t *testing.T) {
 	conn := postgresConn(t, dsn)
 	p := startProcess(t, dsn, "project", "--broker", "sql")
 	live := `select count(*) from kinora.checkpoints where mode = 'live'`
-	require.Eventually(t, func() bool { return queryPostgresInt(t, conn, live) == 1 }, time.Minute, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return queryPostgresInt(t, conn, live) == 1 }, patience, 10*time.Millisecond)
 	o := reviews(t, "import", "--no-pipeline", "--broker", "sql", "--db", dsn, path)
 	require.Zero(t, o.code, o.stderr)
 	require.Equal(t, expectedReport(t, path, bad), postgresReport(t, dsn))
@@ -220,9 +220,9 @@ func TestProjectorTakesOver(t *testing.T) {
 	_, err = tx.Exec(t.Context(), `lock table ratings in exclusive mode`) // makes the handler wait
 	require.NoError(t, err)
 	first := startProcess(t, dsn, "project", "--broker", "sql")
-	require.Eventually(t, func() bool { return queryPostgresInt(t, other, inBatch) == 1 }, 20*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return queryPostgresInt(t, other, inBatch) == 1 }, patience, 5*time.Millisecond)
 	second := startProcess(t, dsn, "project", "--broker", "sql")
-	require.Eventually(t, func() bool { return queryPostgresInt(t, other, `select count(*) `+waiting) == 1 }, 20*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return queryPostgresInt(t, other, `select count(*) `+waiting) == 1 }, patience, 5*time.Millisecond)
 	since := `select (extract(epoch from min(xact_start)) * 1000)::bigint ` + waiting
 	began := queryPostgresInt(t, other, since)
 	for range 100 {
@@ -231,7 +231,7 @@ func TestProjectorTakesOver(t *testing.T) {
 	require.NoError(t, first.Process.Kill())
 	require.Error(t, first.Wait())
 	require.NoError(t, tx.Rollback(t.Context()))
-	require.Eventually(t, func() bool { return queryPostgresInt(t, other, `select sum(reviews) from ratings`) == 4 }, 20*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return queryPostgresInt(t, other, `select sum(reviews) from ratings`) == 4 }, patience, 10*time.Millisecond)
 	require.Equal(t, want, postgresReport(t, dsn))
 	require.NoError(t, second.Process.Signal(syscall.SIGTERM))
 	require.NoError(t, second.Wait(), second.stderr.String())
@@ -249,7 +249,7 @@ func TestWorkersStop(t *testing.T) {
 	}{{"relay", syscall.SIGTERM}, {"project", os.Interrupt}} {
 		p := startProcess(t, with(dsn, "application_name="+c.name), c.name)
 		require.Eventually(t, func() bool { return strings.Contains(p.stderr.String(), c.name+" is running") },
-			20*time.Second, 5*time.Millisecond, c.name)
+			patience, 5*time.Millisecond, c.name)
 		require.Positive(t, queryPostgresInt(t, conn, `select count(*) from pg_stat_activity where application_name = '`+c.name+`'`))
 		require.NoError(t, p.Process.Signal(c.signal))
 		require.NoError(t, p.Wait(), p.stderr.String())
@@ -295,7 +295,7 @@ func TestUnknownType(t *testing.T) {
 	for _, broker := range []string{noneKind, sqlKind} {
 		t.Run(broker, func(t *testing.T) {
 			t.Parallel()
-			s := startService(t, database{kind: "postgres", path: postgresDSN(t)}, pipelineFlags{Broker: broker, Pipeline: true}, 20*time.Second)
+			s := startService(t, database{kind: "postgres", path: postgresDSN(t)}, pipelineFlags{Broker: broker, Pipeline: true}, patience)
 			require.NoError(t, s.db.inTx(t.Context(), func(tx eventstore.TxStore) error {
 				_, err := tx.Append(t.Context(), "review-x-y", eventstore.NoStream, []eventstore.Draft{
 					{ID: uuid.NewString(), Type: "review.unheard_of", Schema: 1, Data: []byte(`{}`)},

@@ -15,12 +15,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var writersFor = flag.Duration("writers.for", 3*time.Second, "how long TestWriters writes")
+var writersFor = flag.Duration("writers.for", time.Second, "how long TestWriters writes")
 
 const (
-	writers        = 200
-	writtenAbout   = 20 // products
-	writerPatience = 2 * time.Minute
+	writers      = 200
+	writtenAbout = 20 // products
 )
 
 // TestWriters: 200 clients write at the same time, and the read model then matches their accepted
@@ -29,7 +28,7 @@ const (
 func TestWriters(t *testing.T) {
 	t.Parallel()
 	onEachProjection(t, func(t *testing.T, db database) {
-		s := startService(t, db, inProcess, 10*time.Second)
+		s := startService(t, db, inProcess, patience)
 		var all sync.WaitGroup
 		var accepted atomic.Int64
 		posted := make([]map[string]int, writers) // by writer and product: the stars of the posted review
@@ -40,7 +39,7 @@ func TestWriters(t *testing.T) {
 		all.Wait()
 		require.False(t, t.Failed())
 		start := time.Now()
-		ctx, cancel := context.WithTimeout(t.Context(), writerPatience)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		stuck, err := waitCaughtUp(ctx, s.db, s.pipe.Ended(), func(int64) {})
 		require.NoError(t, err)

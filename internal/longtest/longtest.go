@@ -1,5 +1,5 @@
 // Package longtest chooses between the two forms of a test: the short form, which make test runs, and the long form,
-// which make fault runs with KINORA_LONG=1. Both forms check the same rules.
+// which make long runs with KINORA_LONG=1. Both forms check the same rules.
 package longtest
 
 import "os"

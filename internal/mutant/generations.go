@@ -97,8 +97,8 @@ var generations = []Mutant{
 	},
 	{
 		Name:  "switch_is_never_busy",
-		What:  "a unit with Switch waits long for open units, and all later ones wait for it",
-		Edits: []Edit{{File: "providers/postgres/switch.go", Old: `fenceTimeout   = "1s"`, New: `fenceTimeout   = "15s"`}},
+		What:  "a unit with Switch waits for open units without a limit, and all later ones wait for it",
+		Edits: []Edit{{File: "providers/postgres/switch.go", Old: `fenceTimeout   = "1s"`, New: `fenceTimeout   = "0"`}},
 		Tests: []Test{{"./providers/postgres", "TestConformance/Generations/Switch/a_busy_projector"}},
 	},
 	{

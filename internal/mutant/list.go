@@ -1,11 +1,45 @@
 package mutant
 
-import "slices"
+// Group is the mutants of one part of Kinora.
+type Group struct {
+	Title   string
+	Mutants []Mutant
+}
 
-// All lists the mutants. An edit's old text is short and part of the mechanism, so that other
+// Groups lists the mutants. An edit's old text is short and part of the mechanism, so that other
 // changes of the file do not affect it. A mutant that no longer applies fails
 // TestEveryMutantApplies.
-var All = slices.Concat(stores, claims, units, progress, generations, readers, rebuilds, tasks, events, redis, routers, decoders, appends, segments, edges, operations, observers, pages)
+var Groups = []Group{
+	{"Markers, appends, the log and the outbox", stores},
+	{"Claims, backoff and maintenance", claims},
+	{"Units and parked messages", units},
+	{"Checkpoints and their modes", progress},
+	{"Generations", generations},
+	{"Readers of the log", readers},
+	{"Rebuilds, rollbacks and verifications", rebuilds},
+	{"Tasks", tasks},
+	{"Event types", events},
+	{"Read models in Redis", redis},
+	{"Handlers and projectors in a Watermill router", routers},
+	{"Messages and rows of other software", decoders},
+	{"Snapshots, repeated commands and appends that share a transaction", appends},
+	{"Segments", segments},
+	{"The edges of a service", edges},
+	{"Settings of sessions", settings},
+	{"Pauses, requests and surveys", operations},
+	{"Telemetry and health", observers},
+	{"The page for operators", pages},
+}
+
+// All lists the mutants of all groups.
+var All = all()
+
+func all() (mutants []Mutant) {
+	for _, g := range Groups {
+		mutants = append(mutants, g.Mutants...)
+	}
+	return mutants
+}
 
 // stores lists the mutants of markers, generations, appends, the log and the outbox.
 var stores = []Mutant{
@@ -54,7 +88,8 @@ var stores = []Mutant{
 			Old:  "select pg_advisory_xact_lock_shared($1::int, $2::int)",
 			New:  "select $1::int, $2::int",
 		}},
-		Tests: []Test{{"./providers/postgres", "TestUnitsAndASwitchOfGenerationsWaitForEachOther"}}, // no cell rebuilds yet
+		Tests: []Test{{"./providers/postgres", "TestUnitsAndASwitchOfGenerationsWaitForEachOther"}},
+		Cells: []string{"rebuild"},
 	},
 	{
 		Name: "no_fence",
@@ -155,11 +190,11 @@ var stores = []Mutant{
 		Name: "log_rows_with_holders",
 		What: "a reader of the log lists the holders of the gap lock before it reads the highest visible position",
 		Edits: []Edit{
-			{File: "providers/postgres/log_settled.go", Old: "	b := &pgx.Batch{}\n	b.Queue(byIndexSQL)\n", New: `	if s.holders, err = collect(ctx, db.pool, pgx.RowTo[string], db.q(holdersSQL)); err != nil {
+			{File: "providers/postgres/log_settled.go", Old: "	b := &pgx.Batch{}\n	hidden := db.queueByIndex(b)\n", New: `	if s.holders, err = collect(ctx, db.pool, pgx.RowTo[string], db.q(holdersSQL)); err != nil {
 		return s, err
 	}
 	b := &pgx.Batch{}
-	b.Queue(byIndexSQL)
+	hidden := db.queueByIndex(b)
 `},
 			{File: "providers/postgres/log_settled.go", Old: "		s.holders, err = pgx.CollectRows(", New: "		_, err = pgx.CollectRows("},
 		},

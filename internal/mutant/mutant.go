@@ -13,6 +13,8 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+
+	"github.com/kinora-go/kinora/internal/patience"
 )
 
 // Mutant is Kinora without one mechanism.
@@ -107,10 +109,11 @@ func (t Test) Run(ctx context.Context, root, overlay string) (failure, output st
 	for name := range strings.SplitSeq(t.Name, "/") {
 		run = append(run, "^"+regexp.QuoteMeta(name)+"$")
 	}
-	cmd := exec.CommandContext(ctx, "go", "test", "-count=1", "-timeout=2m", "-overlay", overlay, "-run", strings.Join(run, "/"),
+	cmd := exec.CommandContext(ctx, "go", "test", "-count=10", "-failfast", "-timeout=60m", "-overlay", overlay, "-run", strings.Join(run, "/"),
 		"-vet=off", "-ldflags=-s", t.Package) // vet and debug information take a third of the build
 	cmd.Dir = root
-	out, _ := cmd.CombinedOutput() // the output contains more than the error
+	cmd.Env = append(os.Environ(), patience.Env+"=30s") // the symptom of many mutants is that something never happens
+	out, _ := cmd.CombinedOutput()                      // the output contains more than the error
 	failed := regexp.MustCompile(`(?m)^\s*--- FAIL: ` + regexp.QuoteMeta(t.Name) + ` .*`)
 	return strings.TrimSpace(failed.FindString(string(out))), string(out)
 }

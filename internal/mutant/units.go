@@ -194,8 +194,38 @@ var units = []Mutant{
 	{
 		Name:  "no_backoff",
 		What:  "a worker does not back off when every message fails, and parks the whole backlog",
-		Edits: []Edit{{File: "projector/worker.go", Old: "if w.failed >= 3 {", New: "if w.failed < 0 {"}},
+		Edits: []Edit{{File: "projector/brake.go", Old: "if n < 0 || b.since != applied {", New: "if true {"}},
 		Tests: []Test{{"./projector", "TestWorkerBacksOffWhenEveryMessageFails/units_of_one"}},
+	},
+	{
+		Name:  "brake_for_bad_messages",
+		What:  "a worker waits after messages that can never be applied",
+		Edits: []Edit{{File: "projector/brake.go", Old: "if provider.ClassOf(a.cause) != ClassUnknown {", New: "if false {"}},
+		Tests: []Test{{"./projector", "TestARunOfBadMessagesDelaysNoOther/log/permanent"}, {"./projector", "TestARunOfBadMessagesDelaysNoOther/broker/unregistered_type"}},
+	},
+	{
+		Name:  "undecodable_by_its_handler",
+		What:  "an event that cannot be decoded fails in its handler, and undoes its unit",
+		Edits: []Edit{{File: "projector/unit.go", Old: "if first < 0 || m.decoding.state.Load() == isDecoded {", New: "if true {"}},
+		Tests: []Test{{"./projector", "TestAnUndecodableEventUndoesNothing"}},
+	},
+	{
+		Name:  "brake_of_one_worker",
+		What:  "a worker waits on after another one of its projector has applied a message",
+		Edits: []Edit{{File: "projector/brake.go", Old: "w.applied.Load() == b.since && ctx.Err()", New: "ctx.Err()"}},
+		Tests: []Test{{"./projector", "TestAWaitEndsWhenAnotherWorkerAppliesAMessage"}},
+	},
+	{
+		Name:  "brake_without_cause",
+		What:  "failures of different causes add up",
+		Edits: []Edit{{File: "projector/brake.go", Old: "c := cause{a.handler, provider.CodeOf(a.cause)}", New: "c := cause{}"}},
+		Tests: []Test{{"./projector", "TestABrakeIsOfOneCause"}},
+	},
+	{
+		Name:  "brake_unreported",
+		What:  "no runner reports that it waits",
+		Edits: []Edit{{File: "projector/runner.go", Old: ", Outages: r.brakes.list()}", New: "}"}},
+		Tests: []Test{{"./projector", "TestABrakeIsOfOneCause"}, {"./admin", "TestDoctorNamesWhatIsPaused"}},
 	},
 	{
 		Name:  "no_in_flight",

@@ -21,7 +21,7 @@ type Cluster struct {
 }
 
 // NewCluster starts a cluster for one test, and returns when it accepts commands. Settings hold for
-// all masters. If a master is down for two seconds, the others reject commands, unless a setting
+// all masters. If a master is down for five seconds, the others reject commands, unless a setting
 // says otherwise ("--cluster-require-full-coverage", "no").
 func NewCluster(t testing.TB, settings ...string) *Cluster {
 	t.Helper()
@@ -32,7 +32,7 @@ func NewCluster(t testing.TB, settings ...string) *Cluster {
 			t.Fatal(err)
 		}
 		m := Private(t, slices.Concat([]string{"--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1",
-			"--cluster-port", strconv.Itoa(bus), "--cluster-node-timeout", "2000"}, settings)...)
+			"--cluster-port", strconv.Itoa(bus), "--cluster-node-timeout", "5000"}, settings)...)
 		c.Masters, c.Addrs = append(c.Masters, m), append(c.Addrs, m.Addr)
 		if err := c.join(len(c.Masters)-1, bus); err != nil {
 			t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kinora-go/kinora/internal/patience"
 	goredis "github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -31,7 +32,7 @@ func oneTry(o *goredis.Options) {
 // eventually polls until ok is true.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	require.Eventually(t, ok, time.Minute, 20*time.Millisecond, what)
+	patience.Until(t, ok, "%s", what)
 }
 
 // value returns a key's value, or "none".

@@ -23,13 +23,13 @@ sentinel down-after-milliseconds ` + MasterName + ` %d
 sentinel failover-timeout ` + MasterName + ` 2000
 `
 
-// Sentinels are three Sentinels that watch a pair. If its master does not answer for a second, they
-// promote the replica, within about two seconds more. When the old master answers again, they make
+// Sentinels are three Sentinels that watch a pair. If its master does not answer for three seconds, which no
+// busy machine takes for pings every 250 ms, they promote the replica, within about two seconds more. When the old master answers again, they make
 // it the replica, after about two seconds. Until then it accepts writes, which are lost.
 //
-// They do not promote a replica whose link broke more than ten seconds before the master failed:
+// They do not promote a replica whose link broke more than thirty seconds before the master failed:
 // after Cut, a test must end the master soon. They promote an empty replica: a master that is
-// started without its data in less than a second is still the master, and empties its replica.
+// started without its data in less than three seconds is still the master, and empties its replica.
 type Sentinels struct {
 	Pair
 	Addrs []string
@@ -42,7 +42,7 @@ func NewSentinels(t testing.TB, settings ...string) *Sentinels {
 	s := &Sentinels{Pair: *NewPair(t, settings...)}
 	// The last one is late: if all three were candidates, each would vote for itself, and they would
 	// try again four seconds later.
-	for _, downAfter := range []int{1000, 1000, 2000} {
+	for _, downAfter := range []int{3000, 3000, 4000} {
 		sentinel, err := startSentinel(s.Master, downAfter)
 		if err != nil {
 			t.Fatal(err)

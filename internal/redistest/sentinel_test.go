@@ -37,6 +37,9 @@ func TestSentinelsPromoteTheReplicaOfASuspendedMaster(t *testing.T) {
 	require.NoError(t, s.Master.Suspend())
 	require.NoError(t, s.AwaitMaster(s.Replica))
 	set(t, s.Client(t), "key", "new")
+	for _, addr := range s.Addrs { // they would tell it soon
+		_ = redistest.Client(t, "redis://"+addr).Shutdown(t.Context())
+	}
 	require.NoError(t, s.Master.Resume())
 	old := redistest.Client(t, s.Master.URL)
 	require.Equal(t, "none", value(t, old, "key"), "the old master does not know yet")

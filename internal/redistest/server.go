@@ -71,6 +71,8 @@ func Client(t testing.TB, url string, configure ...func(*goredis.Options)) *gore
 	if err != nil {
 		t.Fatal(err)
 	}
+	// a busy server is slow, and not away
+	o.DialTimeout, o.ReadTimeout, o.WriteTimeout, o.PoolTimeout = testserver.Limit, testserver.Limit, testserver.Limit, testserver.Limit
 	for _, f := range configure {
 		f(o)
 	}
@@ -286,9 +288,9 @@ func (s *Server) pid() (int, error) {
 	return strconv.Atoi(strings.TrimSpace(string(text)))
 }
 
-// until calls try until it returns nil. After a minute it returns the last error.
+// until calls try until it returns nil. After testserver.Limit it returns the last error.
 func until(try func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), testserver.Limit)
 	defer cancel()
 	for {
 		err := try(ctx)

@@ -5,7 +5,6 @@ import (
 	"net"
 	"sync"
 	"testing"
-	"time"
 )
 
 // Switch is an address that leads to one server at a time, as a DNS name or a virtual IP address
@@ -77,7 +76,7 @@ func (w *Switch) dial(client net.Conn) net.Conn {
 	w.mu.Lock()
 	addr := w.server
 	w.mu.Unlock()
-	server, err := net.DialTimeout("tcp", addr, 5*time.Second)
+	server, err := net.Dial("tcp", addr)
 	if err != nil {
 		return nil
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/components/cqrs"
@@ -14,6 +13,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/stretchr/testify/require"
@@ -112,6 +112,7 @@ func refusesWhatCannotBeStored[Tx any](t *testing.T, d *database[Tx]) {
 }
 
 // A handler of an event processor gets the transaction, and publishes with an event bus in it.
+// Promise: G4.6
 func TestMiddlewareUnderAnEventProcessor(t *testing.T) {
 	t.Parallel()
 	d := newSQLite(t)
@@ -191,6 +192,7 @@ func TestMiddlewareUnderAnEventGroupProcessor(t *testing.T) {
 
 // Messages with a key are published in commit order: the second transaction waits for the first. Messages
 // without a key do not wait.
+// Promise: G3.2
 func TestPublisherOrdersAKey(t *testing.T) {
 	t.Parallel()
 	d := newPostgres(t)
@@ -218,10 +220,9 @@ func TestPublisherOrdersAKey(t *testing.T) {
 	<-begun
 	go func() { done <- publish("second", "k", func() {}) }()
 	require.NoError(t, publish("free", "", func() {}))
-	require.Eventually(t, func() bool { // the second waits
-		err := d.exec(t.Context(), `do $$ begin assert exists (select from pg_locks where locktype = 'advisory' and not granted); end $$`)
-		return err == nil
-	}, 30*time.Second, time.Millisecond)
+	patience.NoError(t, func() error { // the second waits
+		return d.exec(t.Context(), `do $$ begin assert exists (select from pg_locks where locktype = 'advisory' and not granted); end $$`)
+	})
 	close(proceed)
 	require.NoError(t, <-done)
 	require.NoError(t, <-done)

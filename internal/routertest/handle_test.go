@@ -17,6 +17,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
 	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
@@ -53,6 +54,7 @@ func routerRunner[Tx any](t *testing.T, d *database[Tx]) *projector.Runner {
 
 // A router with Watermill's middlewares passes messages to a runner, while the runner is replaced by
 // another one.
+// Promise: G4.6
 func TestRunnerInARouter(t *testing.T) {
 	t.Parallel()
 	t.Run("sqlite", func(t *testing.T) {
@@ -95,10 +97,10 @@ func runnerInARouter[Tx any](t *testing.T, d *database[Tx]) {
 	}
 	group, err := kinora.Start(t.Context(), first)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool {
+	patience.Until(t, func() bool {
 		n, err := d.total(t.Context(), "good")
 		return err == nil && n > 0
-	}, 30*time.Second, time.Millisecond)
+	}, "a good message")
 	require.NoError(t, group.Stop()) // the router nacks the rest
 	second := routerRunner(t, d)
 	group, err = kinora.Start(t.Context(), second)
@@ -163,6 +165,7 @@ func TestRunnerUnderAnEventProcessor(t *testing.T) {
 }
 
 // A middleware for two handlers would skip each other's messages, so it refuses the second.
+// Promise: G4.6
 func TestMiddlewareOfTwoHandlers(t *testing.T) {
 	t.Parallel()
 	d := newSQLite(t)

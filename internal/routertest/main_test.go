@@ -11,11 +11,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
@@ -161,7 +161,7 @@ func startRouter(t *testing.T, router *message.Router) {
 
 func newRouter(t *testing.T) *message.Router {
 	t.Helper()
-	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 30 * time.Second}, watermill.NopLogger{})
+	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: patience.Limit()}, watermill.NopLogger{})
 	require.NoError(t, err)
 	return router
 }

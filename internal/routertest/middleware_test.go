@@ -21,6 +21,7 @@ import (
 )
 
 // In the documented order: PoisonQueue, Throttle, Retry, CorrelationID, Middleware.
+// Promise: G4.6
 func TestMiddlewareInARouter(t *testing.T) {
 	t.Parallel()
 	t.Run("sqlite", func(t *testing.T) {
@@ -123,6 +124,7 @@ func inARouter[Tx any](t *testing.T, d *database[Tx]) {
 
 // The process is killed after the handler's writes and before the commit. Then two other processes get
 // the message at once.
+// Promise: G4.6
 func TestMiddlewareAfterAKill(t *testing.T) {
 	t.Parallel()
 	t.Run("sqlite", func(t *testing.T) {
@@ -159,6 +161,7 @@ func afterAKill[Tx any](t *testing.T, d *database[Tx]) {
 }
 
 // A router closes while a handler runs: the message is committed and acked.
+// Promise: G4.6
 func TestMiddlewareWhileTheRouterCloses(t *testing.T) {
 	t.Parallel()
 	t.Run("sqlite", func(t *testing.T) {
@@ -204,6 +207,7 @@ func whileTheRouterCloses[Tx any](t *testing.T, d *database[Tx]) {
 }
 
 // Old markers are deleted while the middleware is used.
+// Promise: G4.6
 func TestMiddlewareDeletesOldMarkers(t *testing.T) {
 	t.Parallel()
 	t.Run("sqlite", func(t *testing.T) {
@@ -322,6 +326,7 @@ func isPoison(err error) bool {
 
 // What a handler adds with the context of its message has the message as the cause, and its correlation id and
 // traceparent.
+// Promise: G13.1
 func TestMiddlewareContextFlows(t *testing.T) {
 	t.Parallel()
 	t.Run("sqlite", func(t *testing.T) {

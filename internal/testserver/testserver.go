@@ -94,10 +94,14 @@ func (p *Process) Stop() {
 // ErrOtherServer: the server that answers is not the one that was started.
 var ErrOtherServer = errors.New("another server has the port")
 
-// Await calls try until it returns nil, and returns its last error, with the text of the log, after a minute. It returns
+// Limit is how long a server may take to start, or to do what else a test waits for. It only ends a test that hangs. It is not
+// patience.Limit, which tests of mutants shorten: their servers are as slow as others.
+const Limit = 10 * time.Minute
+
+// Await calls try until it returns nil, and returns its last error, with the text of the log, after Limit. It returns
 // at once if the script ends or if the error is ErrOtherServer.
 func (p *Process) Await(log string, try func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), Limit)
 	defer cancel()
 	var said []byte
 	for {

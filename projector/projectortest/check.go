@@ -16,8 +16,11 @@ type check struct {
 	clean, got history
 }
 
-// budget is how long the kit shortens a history that fails.
-const budget = 10 * time.Second
+// The kit shortens a history that fails for as long as budget, and on a slow machine as often as leastTries.
+const (
+	budget     = 10 * time.Second
+	leastTries = 50
+)
 
 // judge runs both histories of c. clean is the result of its clean history, if it is known.
 func (k *Kit[Tx, DB, Row]) judge(t testing.TB, events []prepared, c check, clean *result[Row]) (*problem, error) {
@@ -108,12 +111,13 @@ func hintOf(p *problem, hint string) string {
 // complete: nothing more can be removed.
 func (k *Kit[Tx, DB, Row]) shorten(t testing.TB, events []prepared, c check, found *problem) (check, *problem, bool) {
 	t.Helper()
-	end := time.Now().Add(budget)
-	late := func() bool { return !time.Now().Before(end) }
+	begin, tries := time.Now(), 0
+	late := func() bool { return tries >= leastTries && time.Since(begin) >= budget }
 	try := func(next check) bool {
 		if late() || len(next.got.steps) == 0 {
 			return false
 		}
+		tries++
 		p, err := k.judge(t, events, next, nil)
 		if err != nil || p == nil || p.kind != found.kind || p.clean != found.clean {
 			return false

@@ -59,7 +59,7 @@ func (k *Kit[Tx, DB, Row]) play(t testing.TB, events []prepared, h history) (res
 	t.Helper()
 	s := newScope(t)
 	defer s.end()
-	time.Sleep(h.pause)
+	time.Sleep(h.pause) // so that times differ
 	w, err := newPass(s, k, events, h.source)
 	if err != nil {
 		return res, err
@@ -109,7 +109,7 @@ func (w *pass[Tx, DB, Row]) run(h history) error {
 
 // rebuild rebuilds the read model in each way that the projector has, and compares the rows.
 func (w *pass[Tx, DB, Row]) rebuild() error {
-	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience) // ends a test that hangs
 	defer cancel()
 	before, err := w.rows(ctx)
 	if err != nil {

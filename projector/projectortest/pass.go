@@ -18,8 +18,9 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// patience is how long the kit waits for an event to be applied.
-const patience = 30 * time.Second
+// patience is how long the kit waits for an event to be applied. It only ends a test that hangs, and must do so before
+// go test does, after 10 minutes by default: the kit's message names the event.
+const patience = 5 * time.Minute
 
 // handlerTime is how long a handler may take. It is longer than SQLite's busy timeout.
 const handlerTime = 10 * time.Second
@@ -137,7 +138,7 @@ func (w *pass[Tx, DB, Row]) poll(what string, is func() (bool, error)) error {
 		if waited += pause; waited > patience {
 			return fmt.Errorf("%s: not within %s", what, patience)
 		}
-		time.Sleep(pause)
+		time.Sleep(pause) // between two polls
 	}
 }
 
@@ -218,7 +219,7 @@ func (w *pass[Tx, DB, Row]) deliverOnce(e *prepared, at eventstore.Appended, to 
 				sent = append(sent, one)
 			case <-r.tap.died:
 				return true, nil
-			case <-time.After(patience):
+			case <-time.After(patience): // ends a test that hangs
 				return false, fmt.Errorf("%s: the runner does not take the delivery within %s", e, patience)
 			}
 		}
@@ -235,7 +236,7 @@ func (w *pass[Tx, DB, Row]) deliverOnce(e *prepared, at eventstore.Appended, to 
 			case <-to[i].tap.died:
 				return true, nil
 			case <-changed:
-			case <-time.After(patience):
+			case <-time.After(patience): // ends a test that hangs
 				return false, fmt.Errorf("%s: not acked within %s%s", e, patience, w.record.last(e.draft.ID))
 			}
 		}
@@ -245,7 +246,7 @@ func (w *pass[Tx, DB, Row]) deliverOnce(e *prepared, at eventstore.Appended, to 
 
 // applied waits until an event is applied.
 func (w *pass[Tx, DB, Row]) applied(id, name string, died <-chan struct{}) (crashed bool, err error) {
-	late := time.After(patience)
+	late := time.After(patience) // ends a test that hangs
 	for {
 		applied, problem, changed := w.record.is(id)
 		if problem != nil {

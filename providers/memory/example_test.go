@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
@@ -34,8 +33,7 @@ func (*review) Apply(any) {}
 
 // A whole service in one process: events, the outbox, a broker, and a read model.
 func Example() {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
+	ctx := context.Background()
 	db, err := memory.New(&memory.Config{Route: outbox.ByCategory})
 	check(err)
 	broker := gochannel.NewGoChannel(gochannel.Config{}, watermill.NopLogger{})

@@ -29,7 +29,7 @@ func (db *Provider) Report(ctx context.Context, r provider.ServiceReport, lease 
 		if before, ok := s.services.get(r.ID); ok {
 			r.StartedAt = before.StartedAt
 		}
-		r.Projectors, r.Paused = slices.Clone(r.Projectors), slices.Clone(r.Paused)
+		r.Projectors, r.Outages = slices.Clone(r.Projectors), slices.Clone(r.Outages)
 		s.services = s.services.put(r.ID, r)
 		return struct{}{}
 	})

@@ -4,10 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/memory"
@@ -134,9 +136,9 @@ func TestDeadlinesHaveAClass(t *testing.T) {
 		require.Equal(t, provider.ClassTransient, provider.ClassOf(err))
 		return nil
 	}))
-	ctx, cancel := context.WithTimeout(t.Context(), soon)
-	defer cancel()
+	ctx, pass := patience.Deadline(t)
 	err := unit(ctx, db, func(ctx context.Context, tx *memory.Model) error {
+		pass()
 		tx.Put("t", "k", 1)
 		<-ctx.Done()
 		return nil
@@ -151,9 +153,9 @@ func TestDeadlinesHaveAClass(t *testing.T) {
 func TestANestedTransactionEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	db := newDB(t, &memory.Config{Route: outbox.ByCategory})
-	ctx, cancel := context.WithTimeout(t.Context(), soon)
-	defer cancel()
+	ctx, pass := patience.Deadline(t)
 	err := unit(ctx, db, func(ctx context.Context, _ *memory.Model) error {
+		time.AfterFunc(soon, pass) // the wait may begin later
 		_, err := db.Append(ctx, "thing-1", eventstore.Any, drafted(t))
 		return err
 	})

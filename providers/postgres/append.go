@@ -319,7 +319,7 @@ func isRolledBack(err error) bool {
 
 // tryOnce calls run on a connection of the pool. sent reports whether it got a connection.
 func (a *appending) tryOnce(ctx context.Context) (at eventstore.Appended, sent bool, err error) {
-	conn, err := a.db.pool.Acquire(ctx)
+	conn, err := a.db.acquire(ctx)
 	if err != nil {
 		return at, false, fmt.Errorf("append to %s: %w", a.stream, err)
 	}

@@ -193,7 +193,7 @@ func (a *appending) share(ctx context.Context) (at eventstore.Appended, sent, ag
 	case shareApplied:
 		return s.at, true, false, nil
 	case shareRefused:
-		conn, err := db.pool.Acquire(ctx)
+		conn, err := db.acquire(ctx)
 		if err != nil {
 			return at, false, false, fmt.Errorf("append to %s: %w", a.stream, err)
 		}
@@ -216,7 +216,7 @@ func (db *Provider) appendTogether(g *shareGroup) {
 			close(s.done)
 		}
 	}()
-	conn, err := db.pool.Acquire(g.ctx)
+	conn, err := db.acquire(g.ctx)
 	order := db.queue.send(g)
 	if err == nil {
 		defer conn.Release()

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/providers/postgres"
@@ -46,6 +47,7 @@ func sqlTopics(t *testing.T, db *postgres.DB) (message.Publisher, message.Subscr
 
 // The path from the append through the outbox, the relay and a broker of Watermill to the read
 // model, with everything stopped and restarted in the middle: the sums are exact.
+// Promise: G4.1
 func TestThroughWatermillsBrokersWithARestart(t *testing.T) {
 	t.Parallel()
 	const events, keys = 400, 7
@@ -84,7 +86,7 @@ func TestThroughWatermillsBrokersWithARestart(t *testing.T) {
 				}
 			}
 			applied := func(n int) {
-				require.Eventually(t, func() bool { return count(t, db, `select count(*) from kinora.markers`) >= n }, 30*time.Second, 5*time.Millisecond)
+				patience.Until(t, func() bool { return count(t, db, `select count(*) from kinora.markers`) >= n }, "%d markers", n)
 			}
 			stop := begin()
 			add(1, events/2)

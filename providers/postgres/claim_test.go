@@ -1,13 +1,13 @@
 package postgres_test
 
 import (
-	"context"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
@@ -22,6 +22,7 @@ var claimQueries = []provider.EntryQuery{
 }
 
 // A claim takes the entries that no other transaction has locked, and waits for none.
+// Promise: G2.2
 func TestAClaimSkipsLockedEntries(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil)
@@ -31,9 +32,7 @@ func TestAClaimSkipsLockedEntries(t *testing.T) {
 	require.NoError(t, other.QueryRow(t.Context(), `select count(*) from (select from kinora.outbox order by id limit 2 for update) o`).Scan(&locked))
 	require.Equal(t, 2, locked)
 	for _, q := range claimQueries {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-		taken, err := provider.ClaimEntries(ctx, db, q, claim.Terms{Lease: time.Hour})
-		cancel()
+		taken, err := provider.ClaimEntries(patience.Context(t), db, q, claim.Terms{Lease: time.Hour})
 		require.NoError(t, err, "%+v: the claim must not wait", q)
 		require.Equal(t, []int64{3, 4, 5}, seqs(taken), "%+v", q)
 		markAll(t, db, taken, outbox.Mark{To: outbox.Pending})
@@ -46,6 +45,7 @@ func TestAClaimSkipsLockedEntries(t *testing.T) {
 
 // The rows of a claim may come in any order, here in that of the table. The entries are in order
 // of Seq.
+// Promise: G2.2
 func TestAClaimIsSortedBySeq(t *testing.T) {
 	t.Parallel()
 	scanning, err := pgxpool.New(t.Context(), postgrestest.DSN(t, nil)+"&enable_nestloop=off&enable_mergejoin=off&enable_indexscan=off&enable_bitmapscan=off")

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/internal/pgtest"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
@@ -24,6 +25,7 @@ import (
 
 // An error's class depends on its SQLSTATE: errors of the environment are transient, errors of
 // the data are permanent, and a violated constraint may be either.
+// Promise: G6.1
 func TestErrorsAreClassedBySQLSTATE(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil, totals)
@@ -55,6 +57,7 @@ func TestErrorsAreClassedBySQLSTATE(t *testing.T) {
 	}
 }
 
+// Promise: G6.1
 func TestALostServerIsTransient(t *testing.T) {
 	t.Parallel()
 	server := pgtest.Private(t)
@@ -77,13 +80,14 @@ func TestALostServerIsTransient(t *testing.T) {
 		require.Equal(t, provider.ClassTransient, provider.ClassOf(err), "a stopped server: %v", err)
 	}
 	require.NoError(t, db.Ready(t.Context()), "an unreachable server is not unmigrated")
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond) // wherever it ends
 	defer cancel()
 	_, err = db.Append(ctx, "a-1", eventstore.Any, drafts(t, 1))
 	require.Error(t, err)
 }
 
 // Connecting has a separate deadline, which is not the caller's.
+// Promise: G6.1
 func TestAServerThatDoesNotReplyIsTransient(t *testing.T) {
 	t.Parallel()
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
@@ -97,7 +101,7 @@ func TestAServerThatDoesNotReplyIsTransient(t *testing.T) {
 // The caller's deadline may end while the statement runs. Then the result is unknown.
 func TestAppendsWhoseContextEndsAreAmbiguous(t *testing.T) {
 	t.Parallel()
-	db, _ := private(t)
+	db := postgrestest.OpenBusy(t, nil, totals)
 	_, err := db.Append(t.Context(), "a-1", eventstore.NoStream, drafts(t, 1))
 	require.NoError(t, err)
 	tx, err := db.Pool().Begin(t.Context())
@@ -105,8 +109,11 @@ func TestAppendsWhoseContextEndsAreAmbiguous(t *testing.T) {
 	defer func() { _ = tx.Rollback(context.Background()) }()
 	_, err = tx.Exec(t.Context(), `select from kinora.streams for update`)
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
+	ctx, end := patience.Deadline(t)
+	go func() {
+		defer end()
+		waiting(t, db, 1)
+	}()
 	_, err = db.Append(ctx, "a-1", 1, drafts(t, 2))
 	require.ErrorIs(t, err, eventstore.ErrAmbiguous)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
@@ -118,16 +125,19 @@ func TestAppendsWhoseContextEndsAreAmbiguous(t *testing.T) {
 // deadline.
 func TestARollbackWithoutAReplyGivesUp(t *testing.T) {
 	t.Parallel()
-	db, _ := private(t)
+	server := pgtest.Private(t) // no database of a server is dropped while a process of it is stopped
+	db, err := postgres.Open(t.Context(), server.DSN, nil)
+	require.NoError(t, err)
+	t.Cleanup(db.Close)
+	require.NoError(t, db.Migrate(t.Context()))
 	ctx, cancel := context.WithCancel(t.Context())
-	begin := time.Now()
 	var frozen int
 	defer func() {
 		if frozen > 0 {
 			_ = syscall.Kill(frozen, syscall.SIGCONT)
 		}
 	}()
-	err := do(ctx, db, provider.Unit{Projector: "p"}, func(_ context.Context, tx pgx.Tx) ([]outbox.Message, error) {
+	err = do(ctx, db, provider.Unit{Projector: "p"}, func(_ context.Context, tx pgx.Tx) ([]outbox.Message, error) {
 		if err := tx.QueryRow(t.Context(), `select pg_backend_pid()`).Scan(&frozen); err != nil {
 			return nil, err
 		}
@@ -138,12 +148,12 @@ func TestARollbackWithoutAReplyGivesUp(t *testing.T) {
 		cancel()
 		return nil, ctx.Err()
 	})
-	require.ErrorIs(t, err, context.Canceled)
-	require.Less(t, time.Since(begin), 15*time.Second)
+	require.ErrorIs(t, err, context.Canceled, "although the backend does not go on")
 }
 
 // A handler's fault is the same on each try: it must not be mistaken for a network error or a
 // lost reply, and tried forever.
+// Promise: G6.2
 func TestAHandlersOwnFaultIsCounted(t *testing.T) {
 	t.Parallel()
 	db := borrowed(t, nil, postgrestest.DSN(t, nil, totals)+"&idle_in_transaction_session_timeout=300")
@@ -167,7 +177,7 @@ func TestAHandlersOwnFaultIsCounted(t *testing.T) {
 		"idle for too long": do(func(ctx context.Context, tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `insert into totals values ('k', 1)`)
 			gone := fmt.Sprintf(`select count(*) from pg_stat_activity where pid = %d`, tx.Conn().PgConn().PID())
-			require.Eventually(t, func() bool { return count(t, db, gone) == 0 }, 10*time.Second, 10*time.Millisecond)
+			patience.Until(t, func() bool { return count(t, db, gone) == 0 }, "the end of the session")
 			return err
 		}),
 		"rows to copy that cannot be encoded": do(func(ctx context.Context, tx pgx.Tx) error {
@@ -188,6 +198,7 @@ func TestAHandlersOwnFaultIsCounted(t *testing.T) {
 }
 
 // If no connection can be opened, no message is to blame, and no statement was sent.
+// Promise: G6.1
 func TestNoConnectionIsNotTheMessagesFault(t *testing.T) {
 	t.Parallel()
 	refused := errors.New("the token service is away")
@@ -317,19 +328,25 @@ func TestABatchThatTakesTooLongCounts(t *testing.T) {
 	for name, once := range map[string]bool{"one trip": false, "two trips": true} {
 		u := marked(name+" before", name)
 		u.Once = once
-		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-		defer cancel()
+		ctx, end := patience.Deadline(t)
+		begin := time.Now()
+		go func() {
+			defer end()
+			asleep(t, db, 1)
+			time.Sleep(time.Since(begin)) // so that the statement takes longer than the wait for its connection
+		}()
 		err := db.Batched().Do(ctx, u, func(_ context.Context, b *pgx.Batch, found provider.Found) (provider.Closing, error) {
 			found.Begin(0)
 			b.Queue(addSQL, "k", 1)
 			found.Begin(1)
-			b.Queue(`select pg_sleep(30)`)
+			b.Queue(sleepSQL)
 			return provider.Closing{}, nil
 		})
 		require.Equal(t, []any{provider.ClassUnknown, provider.CodeDeadline}, []any{provider.ClassOf(err), provider.CodeOf(err)}, "%s: %v", name, err)
 		var of *provider.MessageError
 		require.ErrorAs(t, err, &of, name)
 		require.Equal(t, 1, of.Message, name)
+		asleep(t, db, 0)
 	}
 	require.Zero(t, count(t, db, `select count(*) from totals`))
 	require.Zero(t, count(t, db, `select count(*) from kinora.markers`))
@@ -349,11 +366,10 @@ func TestAnAppendThatIsNotSentIsNotAmbiguous(t *testing.T) {
 	require.NotErrorIs(t, err, eventstore.ErrAmbiguous)
 	conn.Release()
 	db.Close()
-	begin := time.Now()
-	_, err = db.Append(t.Context(), "a-1", eventstore.NoStream, drafts(t, 1))
+	_, err = db.Append(patience.Context(t), "a-1", eventstore.NoStream, drafts(t, 1))
 	require.Error(t, err)
+	require.NotErrorIs(t, err, context.DeadlineExceeded)
 	require.NotErrorIs(t, err, eventstore.ErrAmbiguous)
-	require.Less(t, time.Since(begin), time.Second)
 }
 
 // A pool may get its password or host when it connects.

@@ -21,7 +21,7 @@ import (
 // compiled.
 func TestNoStatementOfARunnerIsCompiled(t *testing.T) {
 	t.Parallel()
-	server, err := pgtest.Start("shared_preload_libraries=auto_explain", "auto_explain.log_min_duration=0", "auto_explain.log_analyze=on", "log_min_messages=log")
+	server, err := pgtest.Start("jit=on", "shared_preload_libraries=auto_explain", "auto_explain.log_min_duration=0", "auto_explain.log_analyze=on", "log_min_messages=log")
 	require.NoError(t, err)
 	defer server.Stop()
 	pool, err := pgxpool.New(t.Context(), server.DSN)

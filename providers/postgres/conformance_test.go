@@ -45,8 +45,8 @@ func TestBatchedGenerationsConformance(t *testing.T) {
 	}, providertest.Deferred)
 }
 
-// TestSQLConformance runs the suites of transactions of database/sql. The others do not use them, and run
-// in the long form only.
+// TestSQLConformance runs the suites that use transactions of database/sql. The others run with them in the long
+// form only.
 func TestSQLConformance(t *testing.T) {
 	open := func(t testing.TB, o providertest.Options) providertest.Fixture[*sql.Tx] {
 		return pgconform.SQL(t, conforming(t, o), o)
@@ -56,7 +56,7 @@ func TestSQLConformance(t *testing.T) {
 		return
 	}
 	t.Run("Units", func(t *testing.T) { providertest.Units(t, open) })
-	t.Run("Tasks", func(t *testing.T) { providertest.Tasks(t, open) })
+	t.Run("Tasks", func(t *testing.T) { providertest.TaskTx(t, open) })
 }
 
 func conforming(t testing.TB, o providertest.Options) *postgres.DB {

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -153,9 +152,7 @@ func TestRestoringAStreamDoesNotSetItsVersionBack(t *testing.T) {
 			_, err := db.Pool().Exec(ctx, repair)
 			done <- err
 		}()
-		require.Eventually(t, func() bool {
-			return count(t, db, `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`) == 1
-		}, soon, time.Millisecond)
+		waiting(t, db, 1)
 		return nil
 	})
 	require.NoError(t, err)

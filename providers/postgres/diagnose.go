@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -117,6 +118,12 @@ func (db *Provider) findSchema(ctx context.Context, _ provider.DiagnosisLimits) 
 	case errors.Is(fault, ErrReadOnly):
 		f.Title, f.Meaning = "The database is read-only", "Services cannot run on it."
 		f.Remedy = []string{"connect to the primary: add target_session_attrs=read-write to the connection string"}
+	case errors.Is(fault, ErrSettings):
+		f.Title, f.Meaning = "A setting of the sessions changes the meaning of statements", "Services refuse to start, and appends are refused."
+		f.Remedy = []string{fault.Error()}
+	case errors.Is(fault, eventstore.ErrUnsafeLog):
+		f.Title, f.Meaning = "Row level security hides rows from services", "Services refuse to start: they would skip what they cannot see."
+		f.Remedy = []string{fault.Error()}
 	case errors.Is(fault, ErrIsolation):
 		f.Title, f.Meaning = "Sessions do not begin at read committed", "Services refuse to start."
 		f.Remedy = []string{"remove default_transaction_isolation from the role, the database and the connection string"}

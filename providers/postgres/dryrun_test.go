@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
@@ -283,8 +283,7 @@ grant all on all tables in schema public to kinora_projector`, script(t, postgre
 func TestDryRunDoesNotWaitForALock(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil, dryRunTables)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	ctx := patience.Context(t)
 	altered := make(chan error, 1)
 	_, err := dryRunOf(ctx, db, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `update nums set n = 0`)
@@ -292,7 +291,7 @@ func TestDryRunDoesNotWaitForALock(t *testing.T) {
 			_, err := db.Pool().Exec(t.Context(), `alter table nums add column more int`)
 			altered <- err
 		}()
-		blocked(t, db)
+		waiting(t, db, 1)
 		return err
 	})
 	require.ErrorContains(t, err, "55P03")
@@ -314,12 +313,4 @@ func TestDryRunWithAPoolOfOneConnection(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, []string{"bare [x:b] -", `odd "one.t%s - [%d:\x00ff a "b:it's]`}, got)
 	}
-}
-
-// blocked waits until a statement waits for a lock.
-func blocked(t *testing.T, db *postgres.DB) {
-	t.Helper()
-	require.Eventually(t, func() bool {
-		return count(t, db, `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`) > 0
-	}, 5*time.Second, time.Millisecond)
 }

@@ -5,21 +5,25 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os/exec"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/kinora-go/kinora/internal/longtest"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/stretchr/testify/require"
 )
 
-var fleetEntries = flag.Int("fleet.entries", 8000, "how many entries four relays publish while they are killed and paused")
+var fleetEntries = flag.Int("fleet.entries", longtest.Or(3000, 8000), "how many entries four relays publish while they are killed and paused")
 
 const fleetLease = 300 * time.Millisecond
 
 // TestFourRelaysKeepOrder runs relays in separate processes. It kills them, and pauses them for
 // longer than their leases. Their publisher sometimes fails. Each key's first publications are in
 // order, all entries are published, and a key that is always refused blocks only itself.
+// Promise: G3.1, G3.3
 func TestFourRelaysKeepOrder(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -51,7 +55,7 @@ func TestFourRelaysKeepOrder(t *testing.T) {
 		i := rand.IntN(len(relays))
 		// limits the kills, so that the relays make progress
 		if kills+pauses > enqueued/100 {
-			time.Sleep(10 * time.Millisecond)
+			time.Sleep(10 * time.Millisecond) // in which the relays publish
 			continue
 		}
 		if rand.IntN(2) == 0 {
@@ -65,61 +69,58 @@ func TestFourRelaysKeepOrder(t *testing.T) {
 		pauses++
 		paused := relays[i].Process
 		time.AfterFunc(fleetLease+time.Duration(rand.Int64N(int64(fleetLease))), func() { _ = paused.Signal(syscall.SIGCONT) })
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(20 * time.Millisecond) // in which the others go on
 	}
 	for _, l := range f.published() {
 		require.NotEqual(t, "refused", l.key)
 	}
 	f.unset("refuse-refused")
-	f.await("the refused key is published", time.Minute, func() bool { return f.open() == 0 })
+	patience.Until(t, func() bool { return f.open() == 0 }, "the refused key")
 	repeats := f.inOrder(next)
 	suspects := count(t, f.db, `select count(*) from kinora.outbox where suspect`)
 	t.Logf("%d entries, %d kills, %d pauses past the lease: %d claims crashed, %d publications were repeats", *fleetEntries, kills, pauses, suspects, repeats)
 	require.Positive(t, suspects, "kills and pauses hit claims")
 }
 
-// TestAKilledRelaysWorkMovesWithinItsLease checks that another relay takes over within the lease
-// and not earlier, because a live relay renews. After a clean stop it takes over at once.
+// TestAKilledRelaysWorkMovesWithinItsLease checks that another relay takes over when the lease of a killed one has ended,
+// and not earlier, because a live relay renews. After a clean stop it takes over at once, here an hour before the end.
+// Promise: G2.5, G9.2
 func TestAKilledRelaysWorkMovesWithinItsLease(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct {
-		name   string
+	for name, c := range map[string]struct {
 		signal syscall.Signal
 		lease  time.Duration
-		within time.Duration // latest time of the takeover
-	}{
-		{"killed", syscall.SIGKILL, 2 * time.Second, 2*time.Second + 500*time.Millisecond},
-		{"stopped", syscall.SIGTERM, time.Minute, 2 * time.Second},
-	} {
-		t.Run(c.name, func(t *testing.T) {
+	}{"killed": {syscall.SIGKILL, 3 * time.Second}, "stopped": {syscall.SIGTERM, time.Hour}} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFleet(t)
 			first := f.start("first", "LEASE="+c.lease.String(), "SLOW=250ms")
 			next := map[string]int{}
-			f.enqueue(next, []string{"k"}, 50) // one entry a call, because they have one key
-			f.await("the first relay has published", time.Minute, func() bool { return len(f.published()) > 0 })
+			f.enqueue(next, []string{"k"}, 200) // one entry a call, because they have one key
+			patience.Until(t, func() bool { return len(f.published()) > 0 }, "the first relay to publish")
 			for i := range 3 {
 				f.start(fmt.Sprintf("other%d", i), "LEASE="+c.lease.String())
 			}
+			var end time.Time // of the renewed lease
 			if c.signal == syscall.SIGKILL {
-				begin := time.Now()
-				f.await("the first relay works for longer than its lease", time.Minute, func() bool { return time.Since(begin) > c.lease*5/4 })
-			}
-			for _, l := range f.published() {
-				require.Equal(t, "first", l.by, "the first relay renews its claim, so no other has these entries")
+				patience.Until(t, func() bool {
+					err := f.db.Pool().QueryRow(t.Context(), `select next_attempt_at from kinora.outbox
+						where status = 'claimed' and claimed_by = 'first' and next_attempt_at > last_attempt_at + $1::interval limit 1`, c.lease).Scan(&end)
+					return err == nil
+				}, "the first relay to renew its lease")
 			}
 			require.NoError(t, first.Process.Signal(c.signal))
+			_ = first.Wait()
 			at := time.Now()
-			f.await("the others publish the remaining entries", time.Minute, func() bool { return f.open() == 0 })
+			require.Zero(t, count(t, f.db, fmt.Sprintf(`select count(*) from kinora.outbox where status = 'claimed' and claimed_by = 'first'
+				and next_attempt_at > clock_timestamp() + interval '%d ms'`, c.lease.Milliseconds())))
+			patience.Until(t, func() bool { return f.open() == 0 }, "the others to publish the remaining entries")
 			f.inOrder(next)
-			for _, l := range f.published() {
-				if l.by != "first" {
-					moved := l.at.Sub(at)
-					t.Logf("another relay took over %s after the first was %s, with a lease of %s", moved.Round(time.Millisecond), c.name, c.lease)
-					require.Less(t, moved, c.within)
-					break
-				}
-			}
+			took := slices.IndexFunc(f.published(), func(l line) bool { return l.by != "first" })
+			require.Positive(t, took)
+			moved := f.published()[took].at
+			t.Logf("another relay took over %s after the first was %s, with a lease of %s", moved.Sub(at).Round(time.Millisecond), name, c.lease)
+			require.False(t, moved.Before(end), "the first relay has renewed its claim")
 		})
 	}
 }
@@ -127,6 +128,7 @@ func TestAKilledRelaysWorkMovesWithinItsLease(t *testing.T) {
 // TestAMessageThatKillsItsRelay checks that the message is abandoned after exactly its attempts,
 // the other 49 of its batch are published, and its key waits. After a requeue its attempts count
 // from zero, and the key continues in order.
+// Promise: G3.4
 func TestAMessageThatKillsItsRelay(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -142,7 +144,7 @@ func TestAMessageThatKillsItsRelay(t *testing.T) {
 	f.set("deadly-" + deadly.ID)
 	const attempts = 4
 	run := func(until func() bool) (deaths int) {
-		for limit := time.Now().Add(time.Minute); !until(); {
+		for limit := time.Now().Add(patience.Limit()); !until(); {
 			require.True(t, time.Now().Before(limit))
 			relay := f.start("r", "LEASE=200ms", fmt.Sprintf("ATTEMPTS=%d", attempts), "ORDERED=1")
 			ended := make(chan error, 1)

@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
 	"github.com/stretchr/testify/require"
@@ -16,6 +17,7 @@ import (
 
 // Each way to write an event waits for the gap lock before it draws a position, and holds the lock until
 // its transaction ends.
+// Promise: G7.1
 func TestNoWriterCanForgetTheGapLock(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil)
@@ -91,7 +93,7 @@ func waitsForGapLock(t *testing.T, db *postgres.DB, name string, write func(cont
 	go func() { done <- write(t.Context(), tx) }()
 	waits := fmt.Sprintf(`select count(*) from pg_locks where pid = %d and locktype = 'advisory' and classid = 1802661487
 		and objid = 'kinora.events'::regclass and mode = 'ShareLock' and `, pid)
-	for limit := time.Now().Add(time.Minute); count(t, db, waits+"not granted") == 0; {
+	for limit := time.Now().Add(patience.Limit()); count(t, db, waits+"not granted") == 0; {
 		select {
 		case err := <-done:
 			require.FailNow(t, "it did not wait for the lock", "%s: %v", name, err)

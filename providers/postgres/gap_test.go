@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/longtest"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
@@ -140,8 +141,11 @@ func (g *gapLoad) prepare(ctx context.Context, tx pgx.Tx, name string) error {
 	return err
 }
 
-func sleepUpTo(ctx context.Context, most time.Duration) {
-	t := time.NewTimer(rand.N(most))
+func sleepUpTo(ctx context.Context, most time.Duration) { wait(ctx, rand.N(most)) }
+
+// wait lets time pass until ctx ends.
+func wait(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:
@@ -244,7 +248,8 @@ func (r *reading) plain(ctx context.Context, pool *pgxpool.Pool) error {
 // Twelve writers commit in any order, roll back, roll back to savepoints, leave wide gaps, prepare
 // and lose their backends. Readers get every event once, and each stream in order: those that
 // follow the writers, those that begin again and again, through the same DB and through others. A
-// reader without a proof skips events in the same minute.
+// reader without a proof skips events meanwhile.
+// Promise: G7.1
 func TestNoEventIsSkippedWhateverTheOrderOfCommits(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil)
@@ -293,9 +298,11 @@ func TestNoEventIsSkippedWhateverTheOrderOfCommits(t *testing.T) {
 	})
 	start("plain", eventstore.LogFilter{}, func(r *reading) error { return r.plain(done, separate.Pool()) })
 
-	timer := time.NewTimer(longtest.Or(6*time.Second, time.Minute))
-	defer timer.Stop()
-	<-timer.C
+	enough := longtest.Or[int64](1_000, 20_000)
+	patience.Until(t, func() bool {
+		return load.committed.Load() >= enough &&
+			min(load.rolledBack.Load(), load.toSavepoint.Load(), load.killed.Load(), load.wide.Load()) > 0
+	}, "%d transactions, and some of each kind", enough)
 	cancel()
 	writers.Wait()
 	end()
@@ -324,12 +331,6 @@ func TestNoEventIsSkippedWhateverTheOrderOfCommits(t *testing.T) {
 		}
 		require.True(t, slices.Equal(want, r.positions), "%s: %d of %d events, the first difference at %d",
 			name, len(r.positions), len(want), firstDifference(want, r.positions))
-	}
-	for name, n := range map[string]int64{
-		"committed": load.committed.Load(), "rolled back": load.rolledBack.Load(), "rolled back to a savepoint": load.toSavepoint.Load(),
-		"killed": load.killed.Load(), "wide gaps": load.wide.Load(),
-	} {
-		require.Positive(t, n, name)
 	}
 }
 

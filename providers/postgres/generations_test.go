@@ -106,7 +106,7 @@ func TestNoUnitOfARetiredGenerationCommits(t *testing.T) {
 // The retirement waits for an open unit of the generation. Then no other one can begin.
 func TestRetirementWaitsForOpenUnits(t *testing.T) {
 	t.Parallel()
-	db, _ := private(t)
+	db := postgrestest.OpenBusy(t, nil, totals)
 	end := paused(t, db, marked("m"), nothing)
 	done := make(chan bool, 1)
 	go func() {
@@ -219,7 +219,7 @@ func TestTheCostOfGenerationsIsFlat(t *testing.T) {
 			require.False(t, unlogged)
 			_, err = one.ClearGeneration(t.Context(), third, []string{"p/a", "p/b"}, nil, 10)
 			require.NoError(t, err)
-		})
+		}, db)
 		require.Less(t, read, 700)
 	}
 	require.Zero(t, count(t, db, `select (select count(*) from kinora.markers where generation = 3) + (select count(*) from kinora.parked where generation = 3)`))

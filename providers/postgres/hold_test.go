@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/internal/pgconform"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
@@ -131,16 +132,28 @@ func holdBehind(t *testing.T, tx pgx.Tx, ids ...int64) int {
 	return int(tag.RowsAffected())
 }
 
+const waitingSQL = `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
+
 // waiting waits until n statements wait for a lock.
 func waiting(t *testing.T, db *postgres.DB, n int) {
 	t.Helper()
-	require.Eventually(t, func() bool {
-		return count(t, db, `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`) == n
-	}, 30*time.Second, 5*time.Millisecond)
+	patience.Until(t, func() bool { return count(t, db, waitingSQL) == n }, "%d statements to wait for a lock", n)
+}
+
+// sleepSQL sleeps for longer than a test waits for anything.
+const sleepSQL = `select pg_sleep(3600)`
+
+// asleep waits until n statements sleep.
+func asleep(t *testing.T, db *postgres.DB, n int) {
+	t.Helper()
+	patience.Until(t, func() bool {
+		return count(t, db, `select count(*) from pg_stat_activity where datname = current_database() and wait_event = 'PgSleep'`) == n
+	}, "%d statements to sleep", n)
 }
 
 // Entries enqueued later do not pass held ones: neither before nor after the first one's backoff
 // ends, nor when it is published.
+// Promise: G3.5
 func TestHeldEntriesKeepTheirPlace(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil)
@@ -166,7 +179,7 @@ func TestHeldEntriesKeepTheirPlace(t *testing.T) {
 // held, and a hold does not wait.
 func TestAHoldPassesHeadsThatOthersChange(t *testing.T) {
 	t.Parallel()
-	db, _ := private(t)
+	db := postgrestest.OpenBusy(t, nil, totals)
 	poisoned(t, db, 2, abandoned)
 	requeue := begin(t, db)
 	_, err := requeue.Exec(t.Context(), constants(t)["requeueSQL"], nil, "", "", nil, 0, "", 0, 10, 0)
@@ -194,7 +207,7 @@ func TestAChangeReleasesWhatAHoldInFlightHeld(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db, _ := private(t)
+			db := postgrestest.OpenBusy(t, nil, totals)
 			poisoned(t, db, 3, abandoned)
 			tx := begin(t, db)
 			require.Equal(t, []int64{1}, lockHeads(t, tx, long))
@@ -220,7 +233,7 @@ func TestAChangeReleasesWhatAHoldInFlightHeld(t *testing.T) {
 // ends, so its publication finds the held entries.
 func TestAClaimDoesNotTakeAHeadThatAHoldHasLocked(t *testing.T) {
 	t.Parallel()
-	db, _ := private(t)
+	db := postgrestest.OpenBusy(t, nil, totals)
 	poisoned(t, db, 3, outbox.Mark{To: outbox.Failed})
 	tx := begin(t, db)
 	require.Equal(t, []int64{1}, lockHeads(t, tx, -time.Hour), "its backoff is over, as after a long hold")
@@ -238,7 +251,7 @@ func TestAClaimDoesNotTakeAHeadThatAHoldHasLocked(t *testing.T) {
 // those behind them.
 func TestAClaimWhoseEntriesAreHeldMeanwhile(t *testing.T) {
 	t.Parallel()
-	db, _ := private(t)
+	db := postgrestest.OpenBusy(t, nil, totals)
 	poisoned(t, db, 3, abandoned)
 	require.Equal(t, 2, hold(t, db))
 	enqueue(t, db, "k", 1)
@@ -264,7 +277,7 @@ func TestAClaimWhoseEntriesAreHeldMeanwhile(t *testing.T) {
 // resolved.
 func TestTwoHeadsInOneKey(t *testing.T) {
 	t.Parallel()
-	db, _ := private(t)
+	db := postgrestest.OpenBusy(t, nil, totals)
 	enqueue(t, db, "k", 4)
 	some := claimAll(t, db)
 	markAll(t, db, []outbox.Entry{some[0], some[2]}, abandoned)
@@ -340,7 +353,7 @@ func TestOrphansAreReleased(t *testing.T) {
 // A claim changes no indexed column, also of an entry that has failed before.
 func TestClaimsAreHotUpdates(t *testing.T) {
 	t.Parallel()
-	db, _ := private(t)
+	db := postgrestest.OpenBusy(t, nil, totals)
 	enqueue(t, db, "a", 5)
 	enqueue(t, db, "b", 1)
 	some := claimAll(t, db)
@@ -419,7 +432,8 @@ func TestAHoldScansSomeStuckEntries(t *testing.T) {
 // Relays that share a database hold entries one at a time, and none waits for another.
 func TestOneRelayHoldsAtATime(t *testing.T) {
 	t.Parallel()
-	db, dsn := private(t)
+	db := postgrestest.OpenBusy(t, nil, totals)
+	dsn := db.Pool().Config().ConnString()
 	poisoned(t, db, 2, abandoned)
 	tx := begin(t, db)
 	var mine bool

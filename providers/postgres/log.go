@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -29,8 +30,11 @@ func (db *Provider) Appended() <-chan struct{} { return db.appends.listen() }
 
 const (
 	// byIndexSQL comes first in a transaction whose statements walk the primary key. Otherwise a plan
-	// that scans the table, made while there were few events, would be kept while the table grows.
-	byIndexSQL = `select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)`
+	// that scans the table, made while there were few events, would be kept while the table grows. If a policy hides rows
+	// from the session's role, the statements that follow fail instead.
+	byIndexSQL = `
+select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('row_security', 'off', true),
+	row_security_active('kinora.events')`
 
 	// branchSQL is sent with the rows: they must be of the server on which the position was
 	// settled.
@@ -68,8 +72,8 @@ where position > $1::bigint and position <= case when ` + logScanned + ` < $2::b
 	and ($9::bigint = 0 or ` + shareOfStream + ` % $9::bigint = $8::bigint)
 order by position limit $4::int`
 
-	// The first four bytes of provider.LaneOfKey, as provider.SegmentOf.
-	shareOfStream = `('x' || encode(substr(sha256('\x6b657900'::bytea || convert_to(stream, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint`
+	// The first four bytes of provider.LaneOfKey, as provider.SegmentOf. It has no text that settings give another meaning.
+	shareOfStream = `('x' || encode(substr(sha256(decode('6b657900', 'hex') || convert_to(stream, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint`
 
 	// logOldSQL finds the last event behind $1 that is older than $2 microseconds. It reads the
 	// younger ones.
@@ -164,6 +168,7 @@ type logRows struct {
 	full    bool      // there are events behind the page, up to the settled position
 	young   bool      // events that are too young were dropped
 	now     time.Time // on the store's clock
+	hidden  func() error
 }
 
 func newLogRows(q provider.LogQuery, branch string, settled int64, limit int) logRows {
@@ -177,7 +182,7 @@ func (r *logRows) read(ctx context.Context, db *Provider) error {
 		if errors.Is(err, errBranch) {
 			db.log.forget(r.branch)
 		}
-		return err
+		return cmp.Or(r.hidden(), err)
 	}
 	db.logSize.set(r)
 	r.end()
@@ -199,7 +204,7 @@ func (r *logRows) selectsNone() bool {
 
 func (r *logRows) batch(db *Provider) *pgx.Batch {
 	b := &pgx.Batch{}
-	b.Queue(byIndexSQL)
+	r.hidden = db.queueByIndex(b)
 	b.Queue(db.q(branchSQL)).QueryRow(func(row pgx.Row) error {
 		var branch string
 		if err := row.Scan(&branch, &r.now); err != nil {
@@ -262,6 +267,10 @@ func (r *logRows) scan(rows pgx.Rows) error {
 		raw, bytes, err := scanRaw(rows)
 		if err != nil {
 			return err
+		}
+		if r.Shares > 0 && provider.SegmentOf(raw.Stream, r.Shares) != r.Share {
+			// Then others of this share were left out, which the checkpoint must not pass.
+			return fmt.Errorf("the server computes the segment of a stream in another way: position %d", raw.Position)
 		}
 		r.page.Events, r.bytes = append(r.page.Events, raw), r.bytes+bytes
 	}

@@ -94,7 +94,7 @@ func TestTheCostOfALogPageIsFlat(t *testing.T) {
 	require.NoError(t, err)
 	page(t, one, provider.LogQuery{})
 	for _, q := range append(queries, provider.LogQuery{After: 59_000}) {
-		n := pages(t, one.Pool(), func() { page(t, one, q) })
+		n := pages(t, one.Pool(), func() { page(t, one, q) }, db)
 		t.Logf("%+v: %d pages", q, n)
 		require.Less(t, n, 300, "%+v", q)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
@@ -36,11 +37,7 @@ func (f feed) deliver(t *testing.T, msgs ...*message.Message) {
 	for _, m := range msgs {
 		m = m.Copy()
 		f <- m
-		select {
-		case <-m.Acked():
-		case <-time.After(20 * time.Second):
-			require.FailNow(t, "not acked", m.UUID)
-		}
+		patience.Receive(t, m.Acked(), "the ack of %s", m.UUID)
 	}
 }
 
@@ -133,7 +130,7 @@ func listsOf(t *testing.T, db *postgres.DB) map[string][]int {
 // awaitLists waits until the lists are these. Lists never have an item too many.
 func awaitLists(t *testing.T, db *postgres.DB, want map[string][]int) {
 	t.Helper()
-	require.Eventually(t, func() bool {
+	patience.Until(t, func() bool {
 		got := listsOf(t, db)
 		for key := range got {
 			require.LessOrEqual(t, len(got[key]), len(want[key]), "%v", got)
@@ -141,7 +138,7 @@ func awaitLists(t *testing.T, db *postgres.DB, want map[string][]int) {
 		text, _ := json.Marshal(got)
 		wanted, _ := json.Marshal(want)
 		return string(text) == string(wanted)
-	}, 30*time.Second, 10*time.Millisecond, "want %v", want)
+	}, "want %v", want)
 }
 
 func logged(t *testing.T) *postgres.DB {
@@ -158,6 +155,7 @@ func checkpointOf(t *testing.T, db *postgres.DB) provider.Checkpoint {
 
 // The log may be in another database than the read model. Every event is applied, once and in
 // order, from the log alone, and if a broker delivers some of the events.
+// Promise: G7.6
 func TestTheLogOfAnotherDatabase(t *testing.T) {
 	t.Parallel()
 	t.Run("from the log", func(t *testing.T) {
@@ -183,7 +181,7 @@ func TestTheLogOfAnotherDatabase(t *testing.T) {
 		appendCounted(t, log, 1, 30)
 		cfg := projector.RunnerConfig{Log: log, Grace: 300 * time.Millisecond}
 		_, stop := runListed(t, db, projector.Subscribe(f, "c"), cfg, listed(projector.Options{Markers: true, Ordered: true}))
-		require.Eventually(t, func() bool { return checkpointOf(t, db).Mode == provider.ModeLive }, 20*time.Second, 10*time.Millisecond)
+		patience.Until(t, func() bool { return checkpointOf(t, db).Mode == provider.ModeLive }, "the projector to be live")
 		appendCounted(t, log, 31, 90)
 		for i := range 3 {
 			all := messagesOf(t, log, fmt.Sprint("c-", i))
@@ -194,7 +192,7 @@ func TestTheLogOfAnotherDatabase(t *testing.T) {
 			}
 		}
 		awaitLists(t, db, listedUpTo(90))
-		require.Eventually(t, func() bool { return checkpointOf(t, db).Place.Position == 90 }, 20*time.Second, 10*time.Millisecond)
+		patience.Until(t, func() bool { return checkpointOf(t, db).Place.Position == 90 }, "position 90")
 		f.deliver(t, messagesOf(t, log, "c-0")...)
 		require.NoError(t, stop())
 		require.Equal(t, listedUpTo(90), listsOf(t, db))
@@ -202,6 +200,7 @@ func TestTheLogOfAnotherDatabase(t *testing.T) {
 }
 
 // The same with a read model in SQLite.
+// Promise: G7.6
 func TestTheLogOfAReadModelInSQLite(t *testing.T) {
 	t.Parallel()
 	for _, broker := range []bool{false, true} {
@@ -244,12 +243,12 @@ func TestTheLogOfAReadModelInSQLite(t *testing.T) {
 				src, cfg = projector.Subscribe(f, "c"), projector.RunnerConfig{Log: log, Grace: 300 * time.Millisecond}
 			}
 			_, stop := runListed(t, db, src, cfg, p)
-			require.Eventually(t, func() bool { return position() == 30 }, 20*time.Second, 10*time.Millisecond)
+			patience.Until(t, func() bool { return position() == 30 }, "position 30")
 			appendCounted(t, log, 31, 60)
 			if broker {
 				f.deliver(t, messagesOf(t, log, "c-0")...) // and loses the others
 			}
-			require.Eventually(t, func() bool { return position() == 60 }, 20*time.Second, 10*time.Millisecond)
+			patience.Until(t, func() bool { return position() == 60 }, "position 60")
 			if broker {
 				f.deliver(t, messagesOf(t, log, "c-1")...)
 			}

@@ -1,8 +1,10 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -39,7 +41,7 @@ select ` + onBranch + `, pg_is_in_recovery(), coalesce(` + lastPosition + `, 0),
 			from (select position from kinora.events where position > $1::bigint order by position limit 500) e) e
 		where position = $1::bigint + n), $1::bigint),
 	exists (select from pg_subscription_rel where srrelid = 'kinora.events'::regclass),
-	exists (select from pg_trigger where tgrelid = 'kinora.events'::regclass and tgname = 'hold_gap' and tgenabled in ('O', 'A')),
+	exists (select from pg_trigger where tgrelid = 'kinora.events'::regclass and tgname = 'hold_gap' and tgenabled = 'A'),
 	coalesce((
 		select seqcache = 1 and seqincrement = 1 and not seqcycle from pg_sequence
 		where seqrelid = pg_get_serial_sequence('kinora.events', 'position')::regclass), false)`
@@ -75,7 +77,7 @@ func (db *Provider) sight(ctx context.Context, from int64) (s sighting, err erro
 	s.from = from
 	var replica, subscriber, trigger, sequence bool
 	b := &pgx.Batch{}
-	b.Queue(byIndexSQL)
+	hidden := db.queueByIndex(b)
 	b.Queue(db.q(headSQL), from).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&s.branch, &replica, &s.head, &s.whole, &subscriber, &trigger, &sequence)
 	})
@@ -84,7 +86,7 @@ func (db *Provider) sight(ctx context.Context, from int64) (s sighting, err erro
 		return err
 	})
 	if err := db.pool.SendBatch(ctx, b).Close(); err != nil {
-		return s, clear(err)
+		return s, cmp.Or(hidden(), clear(err))
 	}
 	reason := ""
 	switch {
@@ -93,7 +95,7 @@ func (db *Provider) sight(ctx context.Context, from int64) (s sighting, err erro
 	case subscriber:
 		reason = "a logical subscription writes %s.events: read the log on the publisher, or drop the subscription"
 	case !trigger:
-		reason = "the trigger hold_gap of %[1]s.events is missing or disabled: alter table %[1]s.events enable trigger hold_gap"
+		reason = "the trigger hold_gap of %[1]s.events is missing, disabled, or off in some sessions: alter table %[1]s.events enable always trigger hold_gap"
 	case !sequence:
 		reason = "the sequence of %[1]s.events draws positions out of order: alter table %[1]s.events alter position " +
 			"set cache 1 set increment 1 set no cycle, and end the sessions that have appended"
@@ -104,6 +106,24 @@ func (db *Provider) sight(ctx context.Context, from int64) (s sighting, err erro
 		reason = fmt.Sprintf(reason, db.cfg.Schema)
 	}
 	return s, fmt.Errorf("%w: %s", eventstore.ErrUnsafeLog, reason)
+}
+
+// queueByIndex queues byIndexSQL. After the batch, hidden returns an error if a policy hides events from the session's role.
+func (db *Provider) queueByIndex(b *pgx.Batch) (hidden func() error) {
+	var active bool
+	b.Queue(db.q(byIndexSQL)).QueryRow(func(row pgx.Row) error { return row.Scan(nil, nil, nil, &active) })
+	return func() error {
+		if !active {
+			return nil
+		}
+		return db.hides([]string{"events"})
+	}
+}
+
+// hides returns the error for tables with row level security that applies to the session's role.
+func (db *Provider) hides(tables []string) error {
+	return fmt.Errorf("%w: row level security of %s.%s hides rows from the session's role, so they would be skipped: alter role … bypassrls, or disable row level security",
+		eventstore.ErrUnsafeLog, db.cfg.Schema, strings.Join(tables, ", "))
 }
 
 // settled has facts about the positions of the log that stay true on one branch.

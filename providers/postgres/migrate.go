@@ -14,6 +14,9 @@ import (
 //go:embed migrations/00001_kinora.sql
 var migration1 string
 
+//go:embed migrations/00002_trigger_always.sql
+var migration2 string
+
 //go:embed roles.sql
 var roles string
 
@@ -40,7 +43,7 @@ func named(schema, script string) (string, error) {
 var schemaName = regexp.MustCompile(`\bkinora\b`)
 
 // migrations are numbered from 1 and append-only.
-var migrations = []string{migration1}
+var migrations = []string{migration1, migration2}
 
 // MigrationSQL is what Migrate runs for this schema, for people who apply it by other means. Its last lines record the
 // versions, as Migrate does. A schema's name that Config.Schema does not take is an *eventstore.InvalidError.
@@ -95,7 +98,7 @@ func (db *DB) Migrate(ctx context.Context) error {
 		case err != nil:
 			return err
 		case is.encoding != encodingUTF8:
-			return is.wrongEncoding()
+			return wrongEncoding(is.encoding)
 		case is.version > known():
 			return fmt.Errorf("schema %s: %w", db.cfg.Schema, &NewerError{Database: is.version, Program: known()})
 		case is.readOnly && is.version < known():

@@ -1,6 +1,7 @@
 package postgres_test
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -36,7 +37,7 @@ func TestMigrateNamesTheVersionThatFails(t *testing.T) {
 	db := postgrestest.Open(t, nil)
 	later := append(postgres.Migrations()[:len(postgres.Migrations()):len(postgres.Migrations())], `create table kinora.events (id int)`)
 	err := pgx.BeginFunc(t.Context(), db.Pool(), func(tx pgx.Tx) error { return db.Up(t.Context(), tx, later) })
-	require.ErrorContains(t, err, "version 2: ERROR: relation \"events\" already exists")
+	require.ErrorContains(t, err, fmt.Sprintf("version %d: ERROR: relation \"events\" already exists", len(later)))
 	require.NoError(t, db.Ready(t.Context()))
-	require.Equal(t, 1, count(t, db, `select count(*) from kinora.migrations`))
+	require.Equal(t, len(later)-1, count(t, db, `select count(*) from kinora.migrations`))
 }

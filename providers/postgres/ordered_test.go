@@ -14,6 +14,7 @@ import (
 
 // The message that commits second is published second, however it is enqueued. Without OrderedKey
 // it may come first.
+// Promise: G3.2
 func TestAnOrderedKeyFollowsTheOrderOfCommits(t *testing.T) {
 	t.Parallel()
 	work := marked("m")
@@ -31,7 +32,7 @@ func TestAnOrderedKeyFollowsTheOrderOfCommits(t *testing.T) {
 	for name, enqueue := range second {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db, _ := private(t)
+			db := postgrestest.OpenBusy(t, nil, totals)
 			message := outbox.Message{Topic: "t", Key: "k", OrderedKey: true}
 			first := begin(t, db)
 			mine, others, unordered := message, message, message
@@ -87,7 +88,7 @@ func TestOrderedKeysAreTakenInOneOrder(t *testing.T) {
 // Two relays delete at once: neither waits, and each skips the rows that the other has locked.
 func TestTwoRelaysDeleteAtOnce(t *testing.T) {
 	t.Parallel()
-	db, _ := private(t)
+	db := postgrestest.OpenBusy(t, nil, totals)
 	_, err := db.Pool().Exec(t.Context(), `
 		insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at, status, open, held, published_at)
 		select g, 't', g, '', '{}', now() - interval '60 days', now() - interval '60 days', s, s in ('pending', 'claimed', 'failed'), s in ('held', 'abandoned'),

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/internal/pgtest"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
@@ -37,7 +38,7 @@ func TestAListenerBehindAPoolerWarnsOnce(t *testing.T) {
 	here, there := notifying(t, p.DSN(t, dsn, "default_query_exec_mode=exec"), false), notifying(t, p.DSN(t, dsn, "default_query_exec_mode=exec"), true)
 	said := &logs{}
 	listen(t, here, &postgres.ListenerConfig{Probe: 300 * time.Millisecond, Logger: said.logger()}, false)
-	require.Eventually(t, func() bool { return said.count("notifications do not arrive") > 2 }, 20*time.Second, 10*time.Millisecond)
+	patience.Until(t, func() bool { return said.count("notifications do not arrive") > 2 }, "three attempts to listen")
 
 	published := make(chan struct{}, 10)
 	relay, err := outbox.NewRelay(here, publish(func() { published <- struct{}{} }), &outbox.RelayConfig{Poll: 50 * time.Millisecond})
@@ -47,7 +48,7 @@ func TestAListenerBehindAPoolerWarnsOnce(t *testing.T) {
 	go func() { done <- relay.Run(ctx) }()
 	for range 10 {
 		appendOne(t, there, "review-1")
-		awake(t, published, soon, "a relay polls")
+		patience.Receive(t, published, "a relay that polls")
 	}
 	stop()
 	require.NoError(t, <-done)
@@ -69,7 +70,7 @@ func TestAListenerPastAPoolerReceivesNotificationsSentThroughIt(t *testing.T) {
 			for range 5 {
 				woken := here.Enqueued()
 				appendOne(t, there, "review-1")
-				awake(t, woken, soon, "another process appends")
+				patience.Receive(t, woken, "the append of another process")
 			}
 		})
 	}

@@ -111,11 +111,14 @@ var (
 
 // Open connects to dsn with a separate pool, which Close closes. An idle connection that does not
 // reply within five seconds is closed, unless dsn has another pool_ping_timeout. Zero means the
-// default.
+// default. Sessions have the client_encoding UTF8, whatever that of the role or the database is.
 func Open(ctx context.Context, dsn string, cfg *Config) (*DB, error) {
 	config, err := pgxpool.ParseConfig(dsn)
 	if err != nil {
 		return nil, fmt.Errorf("open postgres: %w", err)
+	}
+	if config.ConnConfig.RuntimeParams["client_encoding"] == "" { // before that of the role and the database
+		config.ConnConfig.RuntimeParams["client_encoding"] = encodingUTF8
 	}
 	if config.PingTimeout == 0 { // pgx: no timeout
 		config.PingTimeout = pingLimit
@@ -250,8 +253,15 @@ type session interface {
 // transaction.
 type within func(ctx context.Context, f func(q session) error) error
 
-func inTx(tx pgx.Tx) within {
-	return func(_ context.Context, f func(q session) error) error { return f(tx) }
+func (db *Provider) in(tx pgx.Tx) within {
+	return func(_ context.Context, f func(q session) error) error {
+		if conn := tx.Conn(); conn != nil {
+			if err := db.checkSettings(conn); err != nil {
+				return err
+			}
+		}
+		return f(tx)
+	}
 }
 
 // Tx is the event store and the outbox inside a transaction of the caller. It claims no entries.
@@ -263,7 +273,7 @@ type Tx struct {
 // InTx returns the view of tx, which must be at READ COMMITTED: at a higher level, PostgreSQL
 // replies to a stale expected version with 40001 and an aborted transaction instead of a
 // conflict.
-func (db *DB) InTx(tx pgx.Tx) *Tx { return &Tx{db: db.Provider, in: inTx(tx)} }
+func (db *DB) InTx(tx pgx.Tx) *Tx { return &Tx{db: db.Provider, in: db.in(tx)} }
 
 // CallersTx marks a store inside a caller's transaction.
 func (*Tx) CallersTx() {}

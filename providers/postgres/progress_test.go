@@ -71,6 +71,7 @@ func applies(ctx context.Context, db *postgres.DB, form string, u provider.Unit)
 
 // The marker of an event may be deleted while a unit waits for the marker of another one. Then
 // only the checkpoint, read again after the markers, shows that the event is applied.
+// Promise: G4.7
 func TestTheCheckpointIsReadAfterTheMarkers(t *testing.T) {
 	t.Parallel()
 	for form := range forms {
@@ -115,6 +116,7 @@ func TestTheCheckpointIsReadAfterTheMarkers(t *testing.T) {
 }
 
 // Units that wait for the fence behind a change of the mode see the new mode.
+// Promise: G4.7
 func TestUnitsThatWaitForAChangeOfTheModeSeeIt(t *testing.T) {
 	t.Parallel()
 	for form := range forms {
@@ -155,6 +157,7 @@ func TestUnitsThatWaitForAChangeOfTheModeSeeIt(t *testing.T) {
 
 // At REPEATABLE READ, a unit in one round trip would see the markers and the checkpoint as they
 // were before its wait for the fence.
+// Promise: G4.7
 func TestUnitsWaitForTheFenceWhateverTheRolesIsolation(t *testing.T) {
 	t.Parallel()
 	for _, level := range []string{"repeatable%20read", "serializable"} {
@@ -200,6 +203,7 @@ func TestUnitsWaitForTheFenceWhateverTheRolesIsolation(t *testing.T) {
 
 // A batch that moves the checkpoint skips what a delivery has applied, also under an earlier name
 // of the handler, and whether its marker has a position or not.
+// Promise: G7b.1
 func TestABatchSkipsWhatHasAMarker(t *testing.T) {
 	t.Parallel()
 	for form := range forms {

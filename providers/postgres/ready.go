@@ -21,7 +21,10 @@ select current_user::text, current_setting('default_transaction_isolation'), cur
 	array(
 		select r.o::int - 1 from unnest($2::text[], $3::text[]) with ordinality r(tbl, name, o)
 			join pg_class c on c.relnamespace = n.oid and c.relname = r.tbl
-		where not case r.name when 'delete' then has_table_privilege(c.oid, r.name) else has_any_column_privilege(c.oid, r.name) end)
+		where not case r.name when 'delete' then has_table_privilege(c.oid, r.name) else has_any_column_privilege(c.oid, r.name) end),
+	array(
+		select c.relname::text from pg_class c
+		where c.relnamespace = n.oid and c.relkind = 'r' and c.relname = any($2::text[]) and row_security_active(c.oid) order by 1)
 from (select) one left join pg_namespace n on n.nspname = $1::text`
 
 	versionSQL = `select coalesce(max(version_id), 0) from kinora.migrations where is_applied`
@@ -43,6 +46,8 @@ func (e *RightsError) Error() string {
 
 // Ready returns an error if no retry can make the database usable:
 //   - ErrEncoding and ErrIsolation;
+//   - ErrSettings if a setting of the sessions changes the meaning of statements;
+//   - eventstore.ErrUnsafeLog if row level security may hide rows from the role;
 //   - ErrReadOnly on a standby;
 //   - ErrNotMigrated if the schema is older than this package needs, and a *NewerError if it is
 //     newer;
@@ -60,17 +65,24 @@ func (db *Provider) ReadyFor(ctx context.Context, service provider.Service) erro
 
 // check returns what is wrong with the database for good, or an error if it cannot find out.
 func (db *Provider) check(ctx context.Context, service provider.Service) (fault, err error) {
-	is, err := db.state(ctx, db.pool)
+	conn, err := db.acquire(ctx)
+	if errors.Is(err, ErrSettings) || errors.Is(err, ErrEncoding) {
+		return err, nil
+	} else if err != nil {
+		return nil, err
+	}
+	defer conn.Release()
+	is, err := db.state(ctx, conn)
 	switch {
 	case err != nil:
 		if e := pgError(err); e != nil && strings.HasPrefix(e.Code, "42") { // another program's table
 			return fmt.Errorf("schema %s: %w: %w", db.cfg.Schema, ErrNotMigrated, err), nil
 		}
 		return nil, err
-	case is.encoding != encodingUTF8:
-		return is.wrongEncoding(), nil
 	case is.readOnly:
 		return ErrReadOnly, nil
+	case len(is.secured) > 0:
+		return db.hides(is.secured), nil
 	case is.hidden: // the version cannot be read; the missing right is reported below
 	case is.version < known():
 		return fmt.Errorf("schema %s: %w", db.cfg.Schema, ErrNotMigrated), nil
@@ -97,16 +109,17 @@ func known() int64 { return int64(len(migrations)) }
 type state struct {
 	role, isolation, encoding string
 	readOnly                  bool
-	usage                     bool    // of the schema
-	missing                   []right // of asked
-	version                   int64   // of the schema; 0 if it is not there
-	hidden                    bool    // it is there, and the role may not read its version
+	usage                     bool     // of the schema
+	missing                   []right  // of asked
+	version                   int64    // of the schema; 0 if it is not there
+	hidden                    bool     // it is there, and the role may not read its version
+	secured                   []string // tables whose rows row level security may hide
 }
 
 const encodingUTF8 = "UTF8" // as the server names it
 
-func (s *state) wrongEncoding() error {
-	return fmt.Errorf("the encoding is %s: %w", s.encoding, ErrEncoding)
+func wrongEncoding(is string) error {
+	return fmt.Errorf("the encoding is %s: %w", is, ErrEncoding)
 }
 
 func (db *Provider) state(ctx context.Context, q querier) (is state, err error) {
@@ -117,7 +130,7 @@ func (db *Provider) state(ctx context.Context, q querier) (is state, err error) 
 		tables[i], names[i] = r.table, r.right
 	}
 	err = q.QueryRow(ctx, stateSQL, db.cfg.Schema, tables, names).Scan(
-		&is.role, &is.isolation, &is.encoding, &is.readOnly, &there, &is.usage, &missing)
+		&is.role, &is.isolation, &is.encoding, &is.readOnly, &there, &is.usage, &missing, &is.secured)
 	for _, i := range missing {
 		is.missing = append(is.missing, asked[i])
 	}

@@ -1,15 +1,14 @@
 package postgres_test
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/internal/pgtest"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
@@ -37,9 +36,7 @@ func TestReadyFailsOnAStandby(t *testing.T) {
 	require.NoError(t, db.Pool().QueryRow(t.Context(), `select pg_is_in_recovery()`).Scan(&standby))
 	require.True(t, standby)
 	for what, start := range starts(t, db) {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-		defer cancel()
-		require.ErrorIs(t, start(ctx), postgres.ErrReadOnly, what)
+		require.ErrorIs(t, start(patience.Context(t)), postgres.ErrReadOnly, what)
 	}
 	server.Stop()
 	require.NoError(t, db.Ready(t.Context()), "away is no standby")
@@ -118,9 +115,7 @@ func TestAServiceDoesNotStartWithTheRightsOfAnother(t *testing.T) {
 			require.NoError(t, err, "an application's own question, as %s", role)
 		}
 		for _, service := range refused {
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-			defer cancel()
-			require.ErrorAs(t, starts(t, mine)[service](ctx), &lacks, "a %s as %s", service, role)
+			require.ErrorAs(t, starts(t, mine)[service](patience.Context(t)), &lacks, "a %s as %s", service, role)
 			require.NotEmpty(t, lacks.Missing)
 		}
 	}

@@ -38,7 +38,7 @@ type recorder struct {
 }
 
 func (r *recorder) Publish(_ string, ms ...*message.Message) error {
-	time.Sleep(r.slow)
+	time.Sleep(r.slow) // a test asks for it
 	if rand.Float64() < r.failed {
 		return errors.New("the network")
 	}
@@ -189,12 +189,6 @@ func (f *fleet) enqueue(next map[string]int, keys []string, n int) {
 		}
 		return f.db.InTx(tx).Enqueue(f.Context(), ms...)
 	}))
-}
-
-// await polls until done returns true.
-func (f *fleet) await(what string, limit time.Duration, done func() bool) {
-	f.Helper()
-	require.Eventually(f, done, limit, 5*time.Millisecond, what)
 }
 
 func (f *fleet) open() int {

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
@@ -60,10 +61,10 @@ func (r *restorable) backup() (restore func()) {
 	r.Helper()
 	r.Pool().Close()
 	copied := r.name + "_backup"
-	require.Eventually(r, func() bool { // the backends of the pool may still be ending
+	patience.Until(r.T, func() bool { // the backends of the pool may still be ending
 		_, err := r.server.Exec(r.Context(), fmt.Sprintf("create database %s template %s", copied, r.name))
 		return err == nil
-	}, 20*time.Second, 50*time.Millisecond)
+	}, "a copy of the database")
 	r.open()
 	return func() {
 		r.exec("drop database %s with (force)", r.name)
@@ -73,6 +74,7 @@ func (r *restorable) backup() (restore func()) {
 
 // A read model that was restored from a backup has an earlier checkpoint, and catches up. Without a
 // broker, and if the broker delivers the messages again.
+// Promise: G7.12
 func TestARestoredReadModelCatchesUp(t *testing.T) {
 	t.Parallel()
 	for _, broker := range []bool{false, true} {
@@ -123,6 +125,7 @@ func TestARestoredReadModelCatchesUp(t *testing.T) {
 // A log that was restored from a backup does not have the last events that were applied. Its
 // readers stop, and name the positions. This holds if its head is behind the checkpoint, if new
 // events have passed the checkpoint, and if the restore happens while a reader runs.
+// Promise: G7.11
 func TestTheReaderOfARestoredLogStops(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -143,7 +146,9 @@ func TestTheReaderOfARestoredLogStops(t *testing.T) {
 			awaitLists(t, db, listedUpTo(40))
 			if !c.running {
 				require.NoError(t, stop())
-			} else { // the pool replaces broken connections that were idle, without an error
+			} else {
+				// time must pass: the pool replaces broken connections that were idle without an error. If too little passes, the
+				// reader gets an error first, and stops as well
 				time.Sleep(3 * time.Second)
 			}
 			last := checkpointOf(t, db).Place
@@ -157,12 +162,7 @@ func TestTheReaderOfARestoredLogStops(t *testing.T) {
 				log.open()
 				done, _ = runListed(t, db, projector.FromLog(log.DB), projector.RunnerConfig{}, listed(projector.Options{}))
 			}
-			var err error
-			select {
-			case err = <-done:
-			case <-time.After(30 * time.Second):
-				require.FailNow(t, "the runner has not stopped", "%v", listsOf(t, db))
-			}
+			err := patience.Receive(t, done, "the runner to stop")
 			require.ErrorIs(t, err, projector.ErrLogChanged)
 			require.ErrorContains(t, err, "positions 21 to 40 have no event")
 			require.ErrorContains(t, err, last.ID)
@@ -174,6 +174,7 @@ func TestTheReaderOfARestoredLogStops(t *testing.T) {
 
 // The log and the read model are restored together. The broker has messages of events that were
 // lost: they are parked, and nothing is applied for them.
+// Promise: G7.11
 func TestMessagesOfLostEventsAreParked(t *testing.T) {
 	t.Parallel()
 	db, f := newRestorable(t), make(feed)
@@ -216,11 +217,11 @@ func TestMessagesOfLostEventsAreParked(t *testing.T) {
 	for _, ids := range [][]string{{lost[0].UUID, before[10].UUID}, {lost[1].UUID}} {
 		stuck := projector.ParkedFilter{States: []projector.ParkedState{projector.StateStuck}}
 		var list []provider.Parked
-		require.Eventually(t, func() bool {
+		patience.Until(t, func() bool {
 			var err error
 			list, err = db.Parked(context.Background(), stuck)
 			return err == nil && len(list) == len(ids)
-		}, 20*time.Second, 10*time.Millisecond)
+		}, "%d stuck messages", len(ids))
 		for _, p := range list {
 			require.Contains(t, ids, p.MessageID)
 			require.Equal(t, []any{"no_event", projector.ClassPermanent}, []any{p.Code, p.Class})

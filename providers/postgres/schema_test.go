@@ -4,11 +4,11 @@ import (
 	"context"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
@@ -60,9 +60,7 @@ func TestInvalidSchemaNamesAreRefused(t *testing.T) {
 			require.NoError(t, use(name), "%s(%q)", what, name)
 		}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	_, err := postgres.Open(ctx, noServer, &postgres.Config{Schema: "order"})
+	_, err := postgres.Open(patience.Context(t), noServer, &postgres.Config{Schema: "order"})
 	require.ErrorIs(t, err, eventstore.ErrInvalid)
 	require.NotContains(t, err.Error(), "connect", "Open does not try to connect")
 }

@@ -29,6 +29,7 @@ func keysAndNumbers(events []eventstore.Event[noted]) (keys []string, ns []int) 
 
 // TestOnBatchAppliesManyEventsInOneStatement: the statement of a batch fails because of one event, which
 // is parked alone.
+// Promise: G4.10
 func TestOnBatchAppliesManyEventsInOneStatement(t *testing.T) {
 	t.Parallel()
 	t.Run("pgx.Tx", func(t *testing.T) {

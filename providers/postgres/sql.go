@@ -22,7 +22,7 @@ func (db *DB) SQL() *SQL { return &SQL{db} }
 
 // TasksIn returns the tasks in tx, a handler's transaction or one that InSQLTx accepts, at READ
 // COMMITTED. After the commit of a transaction that you began yourself, call Wake.
-func (s *SQL) TasksIn(tx *sql.Tx) provider.TaskTx { return &taskTx{db: s.Provider, in: inSQLTx(tx)} }
+func (s *SQL) TasksIn(tx *sql.Tx) provider.TaskTx { return &taskTx{db: s.Provider, in: s.inSQL(tx)} }
 
 // Do implements provider.Units like DB.Do, with these differences:
 //   - The unit ends tx when run returns. Later calls of tx return sql.ErrTxDone.

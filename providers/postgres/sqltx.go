@@ -22,20 +22,20 @@ import (
 //   - Close the rows of a query first, as before any other statement of tx.
 //   - A tracer of the pgx connection also gets one empty statement, "-- kinora", for each method: one
 //     round trip more. A wrapper of the driver that records errors gets an error of this statement.
-func (db *DB) InSQLTx(tx *sql.Tx) *Tx { return &Tx{db: db.Provider, in: inSQLTx(tx)} }
+func (db *DB) InSQLTx(tx *sql.Tx) *Tx { return &Tx{db: db.Provider, in: db.inSQL(tx)} }
 
 // borrowSQL is the statement that pgx rewrites. It is not sent.
 const borrowSQL = `-- kinora`
 
-// inSQLTx borrows the connection of tx. database/sql does not return it; but pgx calls an argument
+// inSQL borrows the connection of tx. database/sql does not return it; but pgx calls an argument
 // that implements pgx.QueryRewriter with the connection, before the statement. So f runs while
 // database/sql has locked the connection for this statement.
-func inSQLTx(tx *sql.Tx) within {
+func (db *Provider) inSQL(tx *sql.Tx) within {
 	return func(ctx context.Context, f func(q session) error) error {
 		if tx == nil {
 			return notPgx("must not be nil")
 		}
-		b := &borrower{f: f}
+		b := &borrower{db: db, f: f}
 		_, err := tx.ExecContext(ctx, borrowSQL, b)
 		switch {
 		case !b.borrowed:
@@ -61,6 +61,7 @@ func unborrowed(ctx context.Context, err error) error {
 
 // borrower calls f with a connection.
 type borrower struct {
+	db       *Provider
 	f        func(q session) error
 	borrowed bool
 	err      error
@@ -72,7 +73,10 @@ var errDone = errors.New("no error: the statements of Kinora have been executed"
 // RewriteQuery implements pgx.QueryRewriter. An error ends the statement, so that nothing is sent.
 func (b *borrower) RewriteQuery(_ context.Context, conn *pgx.Conn, sql string, _ []any) (string, []any, error) {
 	b.borrowed = true
-	if b.err = b.f(conn); b.err != nil {
+	if b.err = b.db.checkSettings(conn); b.err == nil {
+		b.err = b.f(conn)
+	}
+	if b.err != nil {
 		return "", nil, b.err
 	}
 	if conn.Config().Tracer != nil { // it would record the error

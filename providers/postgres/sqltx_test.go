@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
@@ -82,6 +83,7 @@ func inEach(t *testing.T, test func(t *testing.T, db *postgres.DB, begin func(se
 const addOneSQL = `insert into totals (key, n) values ('k', 1)`
 
 // A write of the caller, events, entries, messages and tasks commit together or not at all.
+// Promise: G1.4
 func TestACallersTransactionIsOneWhole(t *testing.T) {
 	inEach(t, func(t *testing.T, db *postgres.DB, begin func(bool) callers) {
 		everything := func() (tx callers) {
@@ -120,6 +122,7 @@ func TestACallersTransactionIsOneWhole(t *testing.T) {
 	})
 }
 
+// Promise: G1.4
 func TestErrorsInACallersTransaction(t *testing.T) {
 	inEach(t, func(t *testing.T, db *postgres.DB, begin func(bool) callers) {
 		appends := func(tx callers, at eventstore.Expected) error {
@@ -171,6 +174,7 @@ func TestErrorsInACallersTransaction(t *testing.T) {
 }
 
 // The connection is in use: the error is that of pgx.
+// Promise: G1.4
 func TestASQLTransactionWithOpenRows(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil)
@@ -189,6 +193,7 @@ func TestASQLTransactionWithOpenRows(t *testing.T) {
 }
 
 // The context ends while an append waits for another one.
+// Promise: G1.4
 func TestAContextEndsInACallersTransaction(t *testing.T) {
 	inEach(t, func(t *testing.T, db *postgres.DB, begin func(bool) callers) {
 		first, second := begin(false), begin(false)
@@ -199,8 +204,11 @@ func TestAContextEndsInACallersTransaction(t *testing.T) {
 		_, err = second.view.Append(ended, "a-2", eventstore.NoStream, drafts(t, 2))
 		require.ErrorIs(t, err, context.Canceled)
 		require.NoError(t, second.exec(t.Context(), addOneSQL), "nothing was sent")
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		defer cancel()
+		ctx, end := patience.Deadline(t)
+		go func() {
+			defer end()
+			waiting(t, db, 1)
+		}()
 		_, err = second.view.Append(ctx, "a-1", eventstore.NoStream, drafts(t, 2))
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.Error(t, second.exec(t.Context(), addOneSQL))
@@ -213,6 +221,7 @@ func TestAContextEndsInACallersTransaction(t *testing.T) {
 
 // The statements of one method run under database/sql's lock: other statements, and the rollback at
 // the end of the transaction's context, do not use the connection meanwhile.
+// Promise: G1.4
 func TestASQLTransactionIsUsedConcurrently(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, &postgres.Config{Route: outbox.ByCategory}, totals)
@@ -258,6 +267,7 @@ func TestASQLTransactionIsUsedConcurrently(t *testing.T) {
 }
 
 // A transaction of another driver is refused before a statement is sent.
+// Promise: G1.4
 func TestASQLTransactionOfAnotherDriverIsRefused(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, &postgres.Config{Route: outbox.ByCategory})
@@ -328,6 +338,7 @@ func TestATracerOfASQLTransactionGetsNoError(t *testing.T) {
 }
 
 // The connections of the caller may have another mode than those of the DB.
+// Promise: G1.4
 func TestASQLTransactionInEachMode(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"cache_statement", "cache_describe", "describe_exec", "exec", "simple_protocol"} {

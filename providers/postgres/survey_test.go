@@ -12,6 +12,7 @@ import (
 
 // A survey reads only as many rows as its limit says, however many there are, and even if the statistics
 // are of empty tables.
+// Promise: O3.1
 func TestTheCostOfASurveyIsFlat(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil)
@@ -39,7 +40,7 @@ func TestTheCostOfASurveyIsFlat(t *testing.T) {
 			acts, err := one.Acts(t.Context(), openActs)
 			require.NoError(t, err)
 			require.Empty(t, acts)
-		})
+		}, db)
 	}
 	fill := func(prefix string, n int) {
 		for _, projector := range []string{"p", "q"} {

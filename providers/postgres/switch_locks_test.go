@@ -3,9 +3,9 @@ package postgres_test
 import (
 	"context"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
 	"github.com/stretchr/testify/require"
@@ -13,6 +13,7 @@ import (
 
 // A reader has locked the second view, and requests the first one, which the switch has replaced.
 // The switch gives way: PostgreSQL ends no transaction of a reader because of a deadlock.
+// Promise: R2.1
 func TestASwitchGivesWayToReadersOfSeveralViews(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -30,11 +31,11 @@ func TestASwitchGivesWayToReadersOfSeveralViews(t *testing.T) {
 		require.NoError(t, err)
 		switched := make(chan error)
 		go func() { switched <- do() }()
-		require.Eventually(t, func() bool {
+		patience.Until(t, func() bool {
 			var waits bool
 			err := db.Pool().QueryRow(ctx, `select exists (select from pg_locks where not granted and relation = 'b'::regclass)`).Scan(&waits)
 			return err == nil && waits
-		}, 10*time.Second, time.Millisecond)
+		}, "the switch to wait for the second view")
 		_, err = tx.Exec(ctx, `select from a`)
 		require.Equal(t, provider.CodeBusy, provider.CodeOf(<-switched))
 		return err

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
@@ -17,9 +18,8 @@ import (
 )
 
 // lockLimit is how long a statement that waits for no lock may take.
-const lockLimit = 10 * time.Second
-
 // A row that another transaction has locked keeps no other task from being renewed.
+// Promise: T2.2
 func TestARenewalWaitsForNoRow(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil)
@@ -31,9 +31,7 @@ func TestARenewalWaitsForNoRow(t *testing.T) {
 	defer func() { _ = tx.Rollback(t.Context()) }()
 	_, err = tx.Exec(t.Context(), `select from kinora.tasks where id = 'a' for update`)
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), lockLimit)
-	defer cancel()
-	late, err := db.RenewTasks(ctx, tasks, time.Hour)
+	late, err := db.RenewTasks(patience.Context(t), tasks, time.Hour)
 	require.NoError(t, err)
 	require.Empty(t, late)
 	require.Equal(t, tasks[0].NextAt, theTask(t, db, "a").NextAt)
@@ -41,6 +39,7 @@ func TestARenewalWaitsForNoRow(t *testing.T) {
 }
 
 // An empty claim reads no task that is not due.
+// Promise: T2.2
 func TestAClaimReadsNoWaitingTasks(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil)
@@ -72,6 +71,7 @@ func TestAClaimReadsNoWaitingTasks(t *testing.T) {
 
 // The row of a task is locked at the end of its step's transaction, so an answer does not wait for
 // the step.
+// Promise: T5.1
 func TestAnAnswerDoesNotWaitForAStep(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil)
@@ -96,9 +96,7 @@ func TestAnAnswerDoesNotWaitForAStep(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { _, err := worker.RunOnce(t.Context()); done <- err }()
 	<-began
-	ctx, cancel := context.WithTimeout(t.Context(), lockLimit)
-	defer cancel()
-	err = db.Transact(ctx, func(ctx context.Context, tx pgx.Tx) error {
+	err = db.Transact(patience.Context(t), func(ctx context.Context, tx pgx.Tx) error {
 		_, err := db.TasksIn(tx).Answer(ctx, task.Answer{Task: "a", Name: "answer", ID: "m", Out: json.RawMessage(`"yes"`)})
 		return err
 	})
@@ -109,6 +107,7 @@ func TestAnAnswerDoesNotWaitForAStep(t *testing.T) {
 }
 
 // The completion of a group runs on the connection of its last task: a second one may not be free.
+// Promise: T8.1
 func TestAGroupIsCompletedOnItsOneConnection(t *testing.T) {
 	t.Parallel()
 	db := borrowed(t, nil, postgrestest.DSN(t, nil)+"&pool_max_conns=1")
@@ -119,7 +118,7 @@ func TestAGroupIsCompletedOnItsOneConnection(t *testing.T) {
 	tasksIn(t, db, func(ctx context.Context, tasks provider.TaskTx) {
 		require.NoError(t, tasks.EnqueueGroup(ctx, group.New("g", 1, kind.New("a", 1), kind.New("b", 1))))
 	})
-	worker, err := task.NewWorker(db, task.WorkerConfig{Timeout: lockLimit}, kind, group)
+	worker, err := task.NewWorker(db, task.WorkerConfig{Timeout: patience.Limit()}, kind, group)
 	require.NoError(t, err)
 	n, err := worker.RunOnce(t.Context())
 	require.NoError(t, err)

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/internal/longtest"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
@@ -200,8 +201,8 @@ func TestManyTasksThatAreDueAtOnce(t *testing.T) {
 	slices.Sort(took)
 	t.Logf("%d claims: median %s, p99 %s", len(took), took[len(took)/2], took[len(took)*99/100])
 	// An empty claim marks the dead entries of the index, unless a transaction may still need them.
-	require.Eventually(t, func() bool {
+	patience.Until(t, func() bool {
 		require.Empty(t, claimTasks(t, db, 50))
 		return pages(t, db.Pool(), func() { require.Empty(t, claimTasks(t, db, 50)) }) < many/50
-	}, 30*time.Second, 100*time.Millisecond, "an empty claim after them reads few pages")
+	}, "an empty claim after them reads few pages")
 }

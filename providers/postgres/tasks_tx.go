@@ -18,7 +18,7 @@ type taskTx struct {
 
 // TasksIn returns the tasks in tx, which must be at READ COMMITTED. After the commit of a
 // transaction that you began yourself, call Wake.
-func (db *DB) TasksIn(tx pgx.Tx) provider.TaskTx { return &taskTx{db: db.Provider, in: inTx(tx)} }
+func (db *DB) TasksIn(tx pgx.Tx) provider.TaskTx { return &taskTx{db: db.Provider, in: db.in(tx)} }
 
 const (
 	// One task, the usual case.

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
@@ -85,11 +85,11 @@ func TestAListenerWakesWorkersOfOtherProcesses(t *testing.T) {
 	listen(t, here, nil, true)
 	due := here.TasksDue()
 	enqueueTasks(t, there, draft("a"))
-	awake(t, due, soon, "a task is added")
+	patience.Receive(t, due, "a task that is added")
 	a := claimTasks(t, there, 1)[0]
 	due = here.TasksDue()
 	require.True(t, changeTask(t, there, provider.TaskChange{ID: "a", Token: a.Token, To: provider.TaskPending}).Applied)
-	awake(t, due, soon, "a task is released")
+	patience.Receive(t, due, "a task that is released")
 }
 
 // Every operation needs one connection at a time.
@@ -101,8 +101,7 @@ func TestTasksOnOneConnection(t *testing.T) {
 			db, err := postgres.Open(t.Context(), postgrestest.DSN(t, nil)+"&pool_max_conns=1&default_query_exec_mode="+mode, nil)
 			require.NoError(t, err)
 			t.Cleanup(db.Close)
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
+			ctx := patience.Context(t)
 			require.NoError(t, startsTasks(ctx, db))
 			require.NoError(t, works(ctx, db))
 			for range 3 {
@@ -198,7 +197,7 @@ func TestARenewalWaitsForNoLock(t *testing.T) {
 	tasksIn(t, db, func(ctx context.Context, in provider.TaskTx) {
 		_, err := in.Answer(ctx, provider.TaskAnswer{Task: "b", Name: "w", ID: "m", Out: json.RawMessage("1")})
 		require.NoError(t, err)
-		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		ctx, cancel := context.WithTimeout(ctx, patience.Limit())
 		defer cancel()
 		late, err := db.RenewTasks(ctx, append(tasks, provider.Task{ID: "none"}), time.Hour)
 		require.NoError(t, err)
@@ -235,7 +234,7 @@ func TestChangesLockTasksInOrder(t *testing.T) {
 		}
 		done <- err
 	}()
-	waitsForLock(t, db.Pool())
+	waiting(t, db, 1)
 	var free string
 	require.NoError(t, db.Pool().QueryRow(t.Context(), `select string_agg(id, '') from (select id from kinora.tasks for update skip locked) t`).Scan(&free))
 	require.Equal(t, "c", free)
@@ -262,19 +261,9 @@ func TestTasksAddedAtTheSameTime(t *testing.T) {
 			return db.TasksIn(tx).Enqueue(ctx, draft("a"), other)
 		})
 	}()
-	waitsForLock(t, db.Pool())
+	waiting(t, db, 1)
 	require.NoError(t, first.Commit(t.Context()))
 	require.ErrorIs(t, <-done, provider.ErrTaskIDReused)
 	require.Equal(t, 2, runs)
 	require.Equal(t, 1, count(t, db, `select count(*) from kinora.tasks`))
-}
-
-// waitsForLock waits until a session waits for a lock.
-func waitsForLock(t *testing.T, pool *pgxpool.Pool) {
-	t.Helper()
-	require.Eventually(t, func() bool {
-		var n int
-		err := pool.QueryRow(t.Context(), `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`).Scan(&n)
-		return err == nil && n > 0
-	}, 20*time.Second, 5*time.Millisecond)
 }

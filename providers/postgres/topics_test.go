@@ -70,7 +70,7 @@ func TestSomeTopicsAreClaimedLikeAll(t *testing.T) {
 // If a claim of some topics is in flight, another claim takes the next entries.
 func TestClaimsOfSomeTopicsDoNotBlockEachOther(t *testing.T) {
 	t.Parallel()
-	db, _ := private(t)
+	db := postgrestest.OpenBusy(t, nil, totals)
 	topicsOf(t, db, 300, "'t' || g % 3", "'k' || g")
 	tx := begin(t, db)
 	token := claim.NewToken()

@@ -103,7 +103,7 @@ func (r *run) once(ctx context.Context) (again bool, err error) {
 // transaction runs fn and commits with late. lost is the number of a transaction that may be
 // committed.
 func (r *run) transaction(ctx, late context.Context) (again bool, lost string, err error) {
-	pooled, err := r.pool.Acquire(ctx)
+	pooled, err := r.acquire(ctx)
 	if err != nil {
 		return false, "", wrap("transact: acquire a connection", err)
 	}

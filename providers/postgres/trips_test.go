@@ -7,10 +7,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
@@ -53,6 +53,7 @@ func TestUnitsApplyOnce(t *testing.T) {
 
 // In one round trip only an error of the marker's insert prevents the effect of the handlers'
 // statements.
+// Promise: G4.1
 func TestBatchedUnitsApplyOnce(t *testing.T) {
 	t.Parallel()
 	appliesOnce(t, "batch")
@@ -74,6 +75,7 @@ func queued(ctx context.Context, db *postgres.DB, u provider.Unit, statements []
 
 // A failed statement belongs to the message that queued it, in one round trip and in two, in
 // every mode of pgx.
+// Promise: G6.5
 func TestAFailingStatementBelongsToItsMessage(t *testing.T) {
 	t.Parallel()
 	dsn := postgrestest.DSN(t, nil, totals)
@@ -368,23 +370,29 @@ func TestAWaitIsNotCounted(t *testing.T) {
 		})
 	}()
 	<-inside
+	waits := func(ctx context.Context, end func(), apply func(context.Context, *postgres.DB, provider.Unit, string) error) error {
+		ended := make(chan error, 1)
+		go func() { ended <- apply(ctx, db, marked("m"), "k") }()
+		waiting(t, db, 1)
+		end()
+		return <-ended
+	}
 	for name, apply := range forms {
-		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-		err := apply(ctx, db, marked("m"), "k")
+		ctx, end := patience.Deadline(t)
+		err := waits(ctx, end, apply)
 		require.Equal(t, provider.ClassTransient, provider.ClassOf(err), "%s: %v", name, err)
-		cancel()
-		ctx, cancel = context.WithCancel(t.Context())
-		time.AfterFunc(200*time.Millisecond, cancel)
-		err = apply(ctx, db, marked("m"), "k")
+		waiting(t, db, 0)
+		ctx, end = context.WithCancel(t.Context())
+		err = waits(ctx, end, apply)
 		require.Contains(t, []provider.Class{provider.ClassTransient, provider.ClassShutdown}, provider.ClassOf(err), "%s: %v", name, err)
-		cancel()
+		waiting(t, db, 0)
 	}
 	close(resume)
 	require.NoError(t, <-done)
 	require.Zero(t, count(t, db, `select count(*) from totals`))
-	require.Eventually(t, func() bool {
+	patience.Until(t, func() bool {
 		return count(t, db, `select count(*) from pg_locks where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database())`) == 0
-	}, 10*time.Second, 5*time.Millisecond)
+	}, "the end of all advisory locks")
 }
 
 // Without Options.Markers, no statement reads or writes markers: their table need not exist.

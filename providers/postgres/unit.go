@@ -51,7 +51,7 @@ type leased struct {
 }
 
 func (db *Provider) lease(ctx context.Context) (*leased, error) {
-	pooled, err := db.pool.Acquire(ctx)
+	pooled, err := db.acquire(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -13,22 +13,27 @@ import (
 
 var advanceCases = []testCase{
 	{
+		// Promise: G7.4
 		name: "a move with its effects", play: advances,
 		rule: "Advance moves the checkpoint in the transaction of the unit, and changes nothing else of it",
 	},
 	{
+		// Promise: G7.4
 		name: "a move that fails", play: advanceFails,
 		rule: "If Do fails, nothing is committed: neither the effects nor the move",
 	},
 	{
+		// Promise: G7.7
 		name: "a fenced move", play: advanceFenced,
 		rule: "ErrFenced: the checkpoint is not as Unit.Advance says. Nothing was committed",
 	},
 	{
+		// Promise: G7.4
 		name: "a move inserts no markers", play: advanceMarksNothing,
 		rule: "With Advance no markers are inserted",
 	},
 	{
+		// Promise: G7b.1
 		name: "a move skips what has markers", play: advanceSkipsMarked,
 		rule: "With Advance a message is fresh for a handler that has no marker of it, under any of its names, and is behind the checkpoint",
 	},
@@ -53,6 +58,7 @@ var advanceCases = []testCase{
 		rule: "Advance moves the checkpoint in every mode",
 	},
 	{
+		// Promise: G7.4
 		name: "a move of many events", play: advanceMany,
 		rule: "A unit with Advance may have many messages, some of them with markers",
 	},

@@ -25,10 +25,12 @@ var appendCases = []testCase{
 		rule: "Any accepts every version, NoStream only a stream that does not exist, a value ≥ 0 only that version; otherwise the error is a *ConflictError",
 	},
 	{
+		// Promise: G1.2
 		name: "a conflict writes nothing", play: conflictWritesNothing, options: Options{Route: outbox.ByCategory},
 		rule: "A *ConflictError has the stream, the expected and the actual version; nothing commits: no event, no entry, no version",
 	},
 	{
+		// Promise: G1.2
 		name: "one of many wins a version", play: oneWinsAVersion, options: Options{Route: outbox.ByCategory},
 		rule: "Of concurrent appends at one version, one commits with its entries, and the others are conflicts",
 	},
@@ -37,6 +39,7 @@ var appendCases = []testCase{
 		rule: "With Any, all concurrent appends commit, each with contiguous versions",
 	},
 	{
+		// Promise: G1.1
 		name: "an event is not seen without its entries", play: noEventWithoutEntries, options: Options{Route: outbox.ByCategory},
 		rule: "Append adds events with the outbox entries of the route: all of it commits, or nothing does",
 	},

@@ -10,6 +10,7 @@ import (
 
 var appliedCases = []testCase{
 	{
+		// Promise: G7b.6
 		name: "unapplied messages", play: unappliedMessages,
 		rule: "Unapplied reports for each message whether a unit could find it fresh: it is behind the checkpoint or has no position, and one of its handlers has no marker of it",
 	},
@@ -18,18 +19,22 @@ var appliedCases = []testCase{
 		rule: "Unapplied answers for many messages in one call, in order",
 	},
 	{
+		// Promise: G4.7
 		name: "markers at or before the checkpoint", play: prunesApplied,
 		rule: "PruneApplied deletes at most limit markers of handlers, in the generation, whose position is not behind the checkpoint. Zero means that none is left",
 	},
 	{
+		// Promise: G4.7
 		name: "a redelivery after PruneApplied", play: redeliveredAfterApplied,
 		rule: "Messages whose markers PruneApplied deleted are known by the checkpoint",
 	},
 	{
+		// Promise: G4.7
 		name: "markers of a projector with a checkpoint", play: agedWithCheckpoint,
 		rule: "Prune leaves the markers with a position in a generation that has a checkpoint to PruneApplied. It deletes those of other generations, and those without a position",
 	},
 	{
+		// Promise: G7b.7
 		name: "outcomes by position", play: outcomesByPosition,
 		rule: "OutcomeApplied: it has a marker or is not behind the checkpoint, and is not parked",
 	},

@@ -18,6 +18,7 @@ const lease = 10 * time.Hour
 
 var claimCases = []testCase{
 	{
+		// Promise: G2.2
 		name: "a claim returns the claimed entries", play: claimPostState,
 		rule: "Claimed entries are returned in order of Seq and as they are stored: claimed, the attempt counted, token and holder set, leased for t.Lease",
 	},
@@ -58,6 +59,7 @@ var claimCases = []testCase{
 		rule: "Query.Bytes: at most this much payload, unless a single entry has more; ≤ 0: no limit",
 	},
 	{
+		// Promise: G2.1
 		name: "a live lease is never stolen", play: liveLease,
 		rule: "An entry has at most one live claim. A live lease is never taken over, an expired one is",
 	},

@@ -11,10 +11,12 @@ import (
 
 var clearCases = []testCase{
 	{
+		// Promise: R6.1
 		name: "the rows of a retired generation", play: clearsAll,
 		rule: "ClearGeneration deletes at most limit rows of a retired generation: markers of handlers, and parked messages with their lanes. If no row is left it returns zero",
 	},
 	{
+		// Promise: R6.1
 		name: "a generation that is not retired", play: clearsRetired,
 		rule: "ClearGeneration returns ErrInput if the generation is not retired. Nothing is deleted",
 	},

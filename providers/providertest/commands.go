@@ -15,14 +15,17 @@ var commandCases = []testCase{
 		rule: "FindEvent returns the place of the event with this id, with Count 1, or a zero Appended",
 	},
 	{
+		// Promise: G1.12
 		name: "commands that are sent again", play: commandsSentAgain,
 		rule: "With a CommandID, a command that has appended events is not decided again, and the result is their place with Replayed set",
 	},
 	{
+		// Promise: G1.12
 		name: "a command at once", play: commandAtOnce,
 		rule: "Of commands with one id that run at the same time, one appends its events, and the others return their place",
 	},
 	{
+		// Promise: G1.12
 		name: "a command of several streams", play: commandOfSeveralStreams,
 		rule: "A CommandID may be used for several streams in one transaction, and a repetition appends nothing to any of them",
 	},

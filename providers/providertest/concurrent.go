@@ -15,6 +15,7 @@ import (
 
 var concurrentCases = []testCase{
 	{
+		// Promise: G4.1
 		name: "many deliveries at once", play: deliveriesAtOnce,
 		rule: "Each marker waits for a concurrent unit that writes the same one. If that unit commits, the message is not fresh: there is one effect and no error",
 	},
@@ -39,6 +40,7 @@ var concurrentCases = []testCase{
 		rule: "Of two units with the same message that are both in run, one takes effect",
 	},
 	{
+		// Promise: R1.1
 		name: "a unit with Switch waits for open units", unless: Deferred, play: switchWaits,
 		rule: "A unit with Switch waits until no other unit of the projector is open, in any generation",
 	},

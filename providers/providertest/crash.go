@@ -18,6 +18,7 @@ var crashCases = []testCase{
 		rule: "A suspect is always claimed alone, also after it failed or was released",
 	},
 	{
+		// Promise: G2.3
 		name: "at the limit of attempts", play: crashAtLimit,
 		rule: "An entry whose claim crashed at q.Attempts is abandoned by the claim (LastError \"crashed\") and not taken; its key waits",
 	},
@@ -26,6 +27,7 @@ var crashCases = []testCase{
 		rule: "Query.Attempts ≤ 0: no limit",
 	},
 	{
+		// Promise: G2.3
 		name: "an entry that kills its worker", play: killer,
 		rule: "An entry that always crashes its worker is abandoned after exactly its attempts, and harms no other entry",
 	},

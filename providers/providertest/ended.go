@@ -14,14 +14,18 @@ import (
 const endedRule = "A unit of a generation whose checkpoint has ModeEnded fails with ErrEnded, whatever its messages are. Nothing is committed"
 
 var endedCases = []testCase{
+	// Promise: R6.1
 	{name: "units of a retired generation", rule: endedRule, play: endedByState},
+	// Promise: R6.1
 	{name: "units of a retired generation without a checkpoint", rule: endedRule, play: endedWithoutCheckpoint},
+	// Promise: R6.1
 	{name: "units of a generation that a switch retires", rule: endedRule, play: endedBySwitch},
 	{
 		name: "the checkpoint of a retired generation", play: endedForEver,
 		rule: "SetCheckpoint returns false, and changes nothing, if the checkpoint has ModeEnded",
 	},
 	{
+		// Promise: R6.1
 		name: "units while their generation is retired", play: endedInCrowd,
 		rule: "Once a switch has retired a generation, none of its units commits any more, also one that began before",
 	},

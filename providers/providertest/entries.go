@@ -54,6 +54,7 @@ var entryCases = []testCase{
 		rule: "A message is published byte for byte, with its headers. An empty ID is replaced by a new one, an empty Key by the ID",
 	},
 	{
+		// Promise: G13.1
 		name: "a message inherits", play: messageInherits,
 		rule: "A message has the correlation id, the causation id and the traceparent of the metadata of ctx in its headers, unless it has these headers",
 	},

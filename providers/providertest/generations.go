@@ -9,10 +9,12 @@ import (
 
 var independentCases = []testCase{
 	{
+		// Promise: R1.1
 		name: "messages and held lanes", play: heldApart,
 		rule: "A generation has its own parked messages and held lanes: a message that is parked in one holds no lane of another",
 	},
 	{
+		// Promise: R1.1
 		name: "lanes in use", play: lanesInUseApart,
 		rule: "A unit has the lanes of its generation: it does not keep another generation from a message of the same lane",
 	},
@@ -25,6 +27,7 @@ var independentCases = []testCase{
 		rule: "ParkedFilter.Generation is one of the projector's. Zero means all",
 	},
 	{
+		// Promise: R1.1
 		name: "messages in flight", play: inFlightApart,
 		rule: "Found.Suspect: messages in flight are those of the unit's generation",
 	},
@@ -33,6 +36,7 @@ var independentCases = []testCase{
 		rule: "In Progress and Records, a Generation of zero means the live one; everywhere else it means 1",
 	},
 	{
+		// Promise: R1.1
 		name: "what prunes leave", play: prunesApart,
 		rule: "PruneApplied deletes markers of its generation. Prune leaves the markers with a position in every generation that has a checkpoint",
 	},

@@ -28,6 +28,7 @@ var guardCases = []testCase{
 		rule: "Taking counts an attempt, sets the token and holder of t, and leases the entry for t.Lease",
 	},
 	{name: "an entry that is not eligible", rule: guardRule, play: takeNotEligible},
+	// Promise: G3.1
 	{name: "the head failed and the run was released meanwhile", rule: guardRule, play: headFailedMeanwhile},
 	{name: "the head changed hands meanwhile", rule: guardRule, play: headChangedMeanwhile},
 	{name: "the entry changed meanwhile", rule: guardRule, play: entryChangedMeanwhile},

@@ -272,10 +272,18 @@ func Tasks[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 		})
 	}
 	runTasks(t, open, differences, provider.ClaimTasks, []group{
-		{name: "Enqueue", cases: taskEnqueueCases}, {name: "Changes", cases: taskChangeCases}, {name: "Answers", cases: taskAnswerCases},
-		{name: "Units", cases: taskUnitCases}, {name: "Groups", cases: taskGroupCases},
 		{name: "Inspector", cases: taskInspectCases}, {name: "Decisions", cases: taskDecideCases}, {name: "Retention", cases: taskRetentionCases},
 		{name: "Races", cases: taskRaceCases}, {name: "Crowds", cases: taskGroupRaces}, {name: "Wakes", cases: taskWakeCases},
+	})
+	TaskTx(t, open, differences...)
+}
+
+// TaskTx checks provider.TaskTx. It is the part of Tasks that a provider with several types of transactions runs for each
+// of them.
+func TaskTx[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
+	runTasks(t, open, differences, provider.ClaimTasks, []group{
+		{name: "Enqueue", cases: taskEnqueueCases}, {name: "Changes", cases: taskChangeCases}, {name: "Answers", cases: taskAnswerCases},
+		{name: "Units", cases: taskUnitCases}, {name: "Groups", cases: taskGroupCases},
 		{name: "OneConnection", cases: taskGroupRaces, options: Options{Conns: 1}},
 	})
 }

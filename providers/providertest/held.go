@@ -21,12 +21,16 @@ var heldCases = []testCase{
 		name: "a limit of held entries", play: holdLimit,
 		rule: "HoldEntries holds at most limit entries, and returns how many it held",
 	},
+	// Promise: G3.5
 	{name: "held until the head is published", rule: keepsPlace, play: heldUntilPublished},
+	// Promise: G3.5
 	{name: "held until the head is requeued", rule: keepsPlace, play: heldUntilRequeued},
+	// Promise: G3.5
 	{name: "held until the head is skipped", rule: keepsPlace, play: heldUntilSkipped},
 	{name: "held entries keep their attempts", rule: keepsPlace, play: heldKeepsAttempts},
 	{name: "held while others read it", rule: guardRule + ". A held entry is not eligible", play: heldMeanwhile},
 	{
+		// Promise: G3.5
 		name: "two abandoned ones in a key", play: twoAbandoned,
 		rule: "An abandoned entry changes only by Requeue or Skip. Until then the later entries of its topic and key wait",
 	},

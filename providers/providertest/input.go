@@ -12,8 +12,11 @@ import (
 const inputRule = "Input that no database can store is an *InvalidError (errors.Is ErrInvalid), before any SQL: nothing is written"
 
 var inputCases = []testCase{
+	// Promise: G1.15
 	{name: "bad streams", rule: inputRule, play: badStreams, options: Options{Route: outbox.ByCategory}},
+	// Promise: G1.15
 	{name: "bad drafts", rule: inputRule, play: badDrafts, options: Options{Route: outbox.ByCategory}},
+	// Promise: G1.15
 	{name: "bad JSON", rule: inputRule, play: badJSON, options: Options{Route: outbox.ByCategory}},
 	{name: "bad batches", rule: inputRule, play: badBatches, options: Options{Route: outbox.ByCategory}},
 	{
@@ -25,6 +28,7 @@ var inputCases = []testCase{
 		rule: "Data is at most the provider's MaxPayload bytes: exactly as many are stored, and one more is an *InvalidError",
 	},
 	{
+		// Promise: G1.15
 		name: "numbers count in full", play: numbersInFull, options: Options{Route: outbox.ByCategory},
 		rule: "A number counts towards MaxPayload as it is without an exponent, because a database may return it that way",
 	},

@@ -34,6 +34,7 @@ var inspectCases = []testCase{
 		rule: "Requeue makes the abandoned and failed entries that f selects pending, due now, with no attempts counted, no longer suspect. Held entries behind them are pending again. Entries in another status are unchanged",
 	},
 	{
+		// Promise: G3.5
 		name: "requeue what was attempted long ago", play: requeueStale,
 		rule: "If one of the entries to requeue was last attempted longer than RequeueWindow ago, the error is ErrStale unless f.Force is set, and nothing is changed",
 	},

@@ -9,6 +9,7 @@ import (
 
 var leaseCases = []testCase{
 	{
+		// Promise: G7.7
 		name: "a lease is of one token", play: leaseOfOne,
 		rule: "AcquireLease returns false if another token has a lease that has not ended. If the token has the lease already, it is extended",
 	},
@@ -21,6 +22,7 @@ var leaseCases = []testCase{
 		rule: "ReleaseLease ends the lease of a token. It changes nothing if the token does not have it",
 	},
 	{
+		// Promise: G7.7
 		name: "leases at once", play: leasesAtOnce,
 		rule: "At most one token has a name at a time",
 	},
@@ -143,7 +145,7 @@ func newHandleKnowsLeases(s *stage) {
 }
 
 func leaseNames(s *stage) {
-	one, two, short := terms(2*time.Hour), terms(2*time.Hour), terms(time.Minute)
+	one, two, short := terms(2*time.Hour), terms(2*time.Hour), terms(30*time.Minute)
 	for name, t := range map[string]claim.Terms{"a/2": one, "a/10": two, "a/B": two, "b/1": one, "a": one, "a/short": short, "A/2": one, "a%": one} {
 		s.leased("on "+name, name, t, true)
 	}

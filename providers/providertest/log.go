@@ -13,6 +13,7 @@ import (
 
 var logPageCases = []testCase{
 	{
+		// Promise: G7.1
 		name: "pages have every event", play: pagesHaveEveryEvent,
 		rule: "Pages have each event once, in the order of the positions, as it was appended, even if a reader changes an event; a page has at most Limit events",
 	},
@@ -33,6 +34,7 @@ var logPageCases = []testCase{
 		rule: "Nil categories or types mean all, empty ones none; a category is the name before the first -",
 	},
 	{
+		// Promise: G7.1
 		name: "a filter that selects few events", play: fewSelected,
 		rule: "End is the place of a settled event also if the filter selects none: no event at or before it is missing from this page and those before",
 	},
@@ -45,10 +47,12 @@ var logPageCases = []testCase{
 		rule: "Age ends the page before the events at the end of the log that were recorded less than this time ago; More reports those too",
 	},
 	{
+		// Promise: G7.1
 		name: "an event of an open transaction", play: openTransaction,
 		rule: "An event is in a page after its transaction has committed, and never before",
 	},
 	{
+		// Promise: G7.1
 		name: "a transaction that is rolled back", play: logAfterRollback,
 		rule: "An append that is rolled back leaves no event, and does not end the log",
 	},
@@ -57,6 +61,7 @@ var logPageCases = []testCase{
 		rule: "Unsettled adds the visible events behind the settled position, in order; Limit and the filter count for them too",
 	},
 	{
+		// Promise: G7.1
 		name: "a reader follows many writers", play: readerFollows,
 		rule: "Page after page, a reader gets each event once, and those of each stream in order, while others append and roll back",
 	},
@@ -487,7 +492,7 @@ func fullPages(s *stage) {
 	same(s, "four of five", s.page(provider.LogQuery{Limit: 4}).Full, true)
 	s.advance(time.Hour)
 	s.append("review-1", eventstore.Any, drafts(5)...)
-	page := s.page(provider.LogQuery{Limit: 6, Age: time.Minute})
+	page := s.page(provider.LogQuery{Limit: 6, Age: 30 * time.Minute})
 	same(s, "events that are old enough", len(page.Events), 5)
 	same(s, "a page that Age ends", page.Full, false)
 }

@@ -22,10 +22,12 @@ var markerCases = []testCase{
 		rule: "A marker is of one handler and one message: only a handler that is added later is fresh",
 	},
 	{
+		// Promise: G4.9
 		name: "earlier names of a handler", play: earlierNames,
 		rule: "Handler.Was: a marker under one of the earlier names counts, and a new one is left under each",
 	},
 	{
+		// Promise: R1.1
 		name: "generations", play: generations,
 		rule: "Markers are of the generation that the unit names, whichever is live. Zero and no generation mean the first one, which is 1",
 	},

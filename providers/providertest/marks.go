@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -32,6 +33,7 @@ var markCases = []testCase{
 		rule: "Mark.Drop: delete the published entry instead, fenced like any mark; with another status it is an *eventstore.InvalidError",
 	},
 	{
+		// Promise: G2.4
 		name: "a late mark changes nothing", play: lateMark,
 		rule: "MarkEntries returns the Seqs whose token is no longer that of the entry's claim. Those are unchanged",
 	},
@@ -110,9 +112,9 @@ func eachMark(s *stage) {
 		wait := e.NextAttemptAt.Sub(e.LastAttemptedAt)
 		switch m.To {
 		case outbox.Failed, outbox.Claimed:
-			s.require(wait >= m.After && wait < m.After+patience, "%s: the next attempt is %s after the last: %s", m.To, m.After, wait)
+			s.require(wait >= m.After && wait < m.After+patience.Limit(), "%s: the next attempt is %s after the last: %s", m.To, m.After, wait)
 		case outbox.Pending:
-			s.require(wait < patience, "a released entry does not wait: %s", wait)
+			s.require(wait < patience.Limit(), "a released entry does not wait: %s", wait)
 		}
 	}
 	s.mark() // no marks
@@ -152,7 +154,7 @@ func releasedWaits(s *stage) {
 			got := s.entry(e.Seq)
 			same(s, "status, attempts, error", []any{got.Status, got.Attempts, got.LastError}, []any{outbox.Pending, 0, cmp.Or(class, e.LastError)})
 			wait := got.NextAttemptAt.Sub(got.LastAttemptedAt)
-			s.require(wait >= 2*time.Hour && wait < 2*time.Hour+patience, "the next attempt is two hours after the last: %s", wait)
+			s.require(wait >= 2*time.Hour && wait < 2*time.Hour+patience.Limit(), "the next attempt is two hours after the last: %s", wait)
 		}
 		entries = append(entries, s.enqueue(line(1, "mail", "ann")...)...)
 		s.advance(time.Hour)

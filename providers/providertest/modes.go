@@ -10,26 +10,32 @@ import (
 
 var modeCases = []testCase{
 	{
+		// Promise: G7b.2
 		name: "catching up", play: catchingUp,
 		rule: "Found.Left: in ModeCatchUp a delivery with a Position is left to the reader of the log. Its handlers are not fresh, and it has no marker",
 	},
 	{
+		// Promise: G7b.2
 		name: "closing", play: closingMode,
 		rule: "In ModeClosing deliveries wait: their units fail with ClassTransient and CodeClosing, and nothing is committed",
 	},
 	{
+		// Promise: G7b.2
 		name: "live", play: liveMode,
 		rule: "Fresh: the handler had no marker of the message, and its Position is behind the checkpoint. A duplicate leaves no marker",
 	},
 	{
+		// Promise: G7.7
 		name: "units of the reader", play: readerUnits,
 		rule: "Unit.Reader: the mode of the checkpoint does not matter. At or before the checkpoint an event is a duplicate",
 	},
 	{
+		// Promise: G7.7
 		name: "a reader that was replaced", play: replacedReader,
 		rule: "Unit.Reader: the checkpoint has its mode and token until the unit ends. If they are others, the error is ErrFenced, and nothing is committed",
 	},
 	{
+		// Promise: G7b.2
 		name: "messages that are in no log", play: foreignInModes,
 		rule: "The checkpoint does not concern messages without a Position, and messages without Mark",
 	},

@@ -1,7 +1,6 @@
 package providertest
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -16,6 +15,7 @@ import (
 
 var parkCrowdCases = []testCase{
 	{
+		// Promise: G6.8
 		name: "a crowd around parked messages", play: parkCrowd,
 		rule: "Messages may be delivered twice, fail, be parked, tried and replayed at the same time: each takes effect once, in the order of its lane, and none stays parked",
 	},
@@ -32,10 +32,6 @@ const (
 // run due messages and decide about stuck ones. The outputs of the units list the effects in
 // order.
 func parkCrowd(s *stage) {
-	// the case takes seconds, unless messages stay parked
-	ctx, cancel := context.WithTimeout(s.ctx, time.Minute)
-	defer cancel()
-	s.ctx = ctx
 	var delivering atomic.Int32
 	delivering.Store(crowdLanes * crowdCopies)
 	errs := make([]error, crowdLanes*crowdCopies+crowdDrainers)

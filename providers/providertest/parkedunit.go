@@ -11,6 +11,7 @@ import (
 
 var parkedUnitCases = []testCase{
 	{
+		// Promise: G6.8
 		name: "a lane is emptied in order", play: lanePrefix,
 		rule: "A parked message is live only if all messages before it in its lane are earlier messages of this unit",
 	},

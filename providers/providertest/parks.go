@@ -13,10 +13,12 @@ import (
 
 var parksCases = []testCase{
 	{
+		// Promise: G6.7
 		name: "a parked message is kept", play: parkedIsKept,
 		rule: "A parked message keeps all that is needed to inspect it and to apply it later; the provider fills in Seq, At, DueAt and State",
 	},
 	{
+		// Promise: G6.7
 		name: "hostile text", play: hostileText,
 		rule: "Any id, key, type, code and header is parked and returned byte for byte: with NUL, invalid UTF-8, or 10 kB",
 	},

@@ -12,14 +12,17 @@ import (
 
 var pathCases = []testCase{
 	{
+		// Promise: G2.1
 		name: "the path of a claim", play: claimPath,
 		rule: "ClaimEntries makes one call of BatchClaimer if the store implements it, and otherwise takes one entry after another, as ClaimEntriesPortably always does",
 	},
 	{
+		// Promise: G2.2
 		name: "no claim in a transaction", play: noClaimInTx,
 		rule: "A transaction of the caller has no claims, marks or leases: a claim is a transaction of its own",
 	},
 	{
+		// Promise: G2.2
 		name: "a claim beside an open transaction", play: claimBesideTx,
 		rule: "A claim takes nothing of a transaction that is not committed: it takes the other entries, or waits until its context ends",
 	},
@@ -110,16 +113,17 @@ func claimBesideTx(s *stage) {
 	committed, undo := s.enqueue(line(1, "mail", "ann")...), errors.New("undo")
 	for _, claims := range []claimFunc{provider.ClaimEntries, provider.ClaimEntriesPortably} {
 		var taken []outbox.Entry
+		var wait func() error
 		err := s.inTx(s.ctx, func(view TxView, add Add) error {
 			s.ok(add(s.ctx, "k", 1), "add") // takes the locks of a writer
 			s.ok(view.Enqueue(s.ctx, line(2, "mail", "ben")...), "enqueue")
-			ctx, cancel := context.WithTimeout(s.ctx, 200*time.Millisecond)
-			defer cancel()
-			var err error
-			taken, err = claims(ctx, s.db, three, claim.Terms{Lease: lease, Limit: 10})
-			s.require(err == nil || errors.Is(err, context.DeadlineExceeded), "the error %v is nil or the deadline", err)
+			wait = beginFor(200*time.Millisecond, func() (err error) { // it waits in a store with a single writer
+				taken, err = claims(s.ctx, s.db, three, claim.Terms{Lease: lease, Limit: 10})
+				return err
+			})
 			return undo
 		})
+		s.ok(wait(), "claim")
 		s.require(errors.Is(err, undo), "the error %v is that of the function", err)
 		taken = append(taken, s.claim(three, 10)...)
 		same(s, "claimed beside the transaction and after it", seqsOf(taken), seqsOf(committed))

@@ -31,6 +31,7 @@ var checkpointCases = []testCase{
 		rule: "A checkpoint outlives the process",
 	},
 	{
+		// Promise: G7b.2
 		name: "SetCheckpoint waits for an open unit", unless: Deferred, play: setCheckpointWaits,
 		rule: "SetCheckpoint replaces the checkpoint while no unit of the projector is open: it waits for open units",
 	},

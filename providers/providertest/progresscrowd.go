@@ -11,6 +11,7 @@ import (
 
 var progressCrowdCases = []testCase{
 	{
+		// Promise: G7.7
 		name: "several readers at once", play: readersAtOnce,
 		rule: "Of several units that move the checkpoint from one position, exactly one commits. The others are ErrFenced",
 	},
@@ -19,14 +20,17 @@ var progressCrowdCases = []testCase{
 		rule: "Of several SetCheckpoint from one checkpoint, exactly one returns true",
 	},
 	{
+		// Promise: G4.7
 		name: "deliveries and the reader at once", play: deliveredAndRead,
 		rule: "Each event takes effect once, while deliveries and units of the reader apply it, the checkpoint moves and PruneApplied deletes markers",
 	},
 	{
+		// Promise: G4.7
 		name: "deliveries and changes of the mode at once", play: modesAtOnce,
 		rule: "Units that open after SetCheckpoint see the new mode",
 	},
 	{
+		// Promise: G4.7
 		name: "deliveries while the reader goes live", play: goesLiveAtOnce,
 		rule: "Each event takes effect once, while the projector catches up, closes and goes live",
 	},

@@ -310,7 +310,7 @@ func (s *stage) classed(err error, doing string, of ...provider.Class) *provider
 }
 
 // begin starts fn in a goroutine, and gives it a moment to begin its wait. wait returns fn's
-// error.
+// error. On a busy machine fn may begin later: then the case checks less.
 func begin(fn func() error) (wait func() error) { return beginFor(50*time.Millisecond, fn) }
 
 // beginFor is begin with a longer moment, so that fn can end in it.

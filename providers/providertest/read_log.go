@@ -12,6 +12,7 @@ import (
 
 var readLogCases = []testCase{
 	{
+		// Promise: G7.1
 		name: "the log is read from a place on", play: readLogFrom,
 		rule: "ReadLog yields the events that the filter selects, from a place on, in order",
 	},
@@ -20,6 +21,7 @@ var readLogCases = []testCase{
 		rule: "From.Time is the first event that was recorded at this time or later; From.Now is after the events that exist now",
 	},
 	{
+		// Promise: G7.1
 		name: "appending while reading the log", play: appendingWhileReadingLog,
 		rule: "ReadLog ends with the last event that is visible when the loop begins, and holds no cursor, lock or connection while the body of the caller's loop runs",
 	},

@@ -29,6 +29,7 @@ var outcomeCases = []testCase{
 		rule: "OutcomePruned: the message has no trace, and markers of its time may have been deleted, under any name of the handler",
 	},
 	{
+		// Promise: G4.9
 		name: "handlers that have markers", play: orphans,
 		rule: "MarkedHandlers lists the handlers that have markers of any generation, in order. DropMarkers deletes at most limit markers of handler, and returns how many",
 	},
@@ -199,6 +200,7 @@ var pruneCases = []testCase{
 		rule: "In the same transaction Prune records the time up to which markers of a handler may be missing",
 	},
 	{
+		// Promise: G6.15
 		name: "a redelivery after a prune", play: redeliveredAfterPrune,
 		rule: "A message that comes again within the window finds its marker, under each name of its handler",
 	},

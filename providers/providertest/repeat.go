@@ -13,9 +13,11 @@ const againRule = "If the ids of all events are already in this stream, in order
 	"If only some ids are stored, or one is stored elsewhere, the error is ErrEventIDReused"
 
 var againCases = []testCase{
+	// Promise: G1.5
 	{name: "appending again", rule: againRule, options: Options{Route: outbox.ByCategory}, play: appendingAgain},
 	{name: "appending again in a caller's transaction", rule: againRule, options: Options{Route: outbox.ByCategory}, play: appendingAgainInTx},
 	{
+		// Promise: G1.5
 		name: "the same append many times at once", play: sameAppendAtOnce, options: Options{Route: outbox.ByCategory},
 		rule: againRule + ". Therefore, of many callers with the same append at once, one writes, and all succeed",
 	},

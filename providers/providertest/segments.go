@@ -25,6 +25,7 @@ var segmentCases = []testCase{
 		rule: "With Unit.Segment, Advance moves the segment instead of the checkpoint, in the transaction of the unit. What is not behind the segment is not fresh",
 	},
 	{
+		// Promise: G7.8
 		name: "a fenced unit of a segment", play: segmentFenced,
 		rule: "ErrFenced: the segment is not as Unit.Advance says, or it does not exist, or the current Split does not have it. Nothing was committed",
 	},
@@ -41,6 +42,7 @@ var segmentCases = []testCase{
 		rule: "SetCheckpoint returns false unless the Splits are those of from. Segments with numbers below those of to.Splits are deleted, the others stay as they are",
 	},
 	{
+		// Promise: G7.8
 		name: "a new split waits for an open unit", unless: Deferred, play: newSplitWaits,
 		rule: "A new Split is set while no unit of the projector is open",
 	},
@@ -53,6 +55,7 @@ var segmentCases = []testCase{
 		rule: "Each generation has its own segments",
 	},
 	{
+		// Promise: G7.8
 		name: "segments at once", play: segmentsAtOnce,
 		rule: "Units of different segments are open at the same time. Of several units of one segment with the same Advance.From, exactly one commits",
 	},
@@ -270,7 +273,7 @@ func newSplitWaits(s *stage) {
 		select {
 		case err := <-changed:
 			return provider.Closing{}, fmt.Errorf("the split was set while a unit was open: %w", err)
-		case <-time.After(200 * time.Millisecond):
+		case <-time.After(200 * time.Millisecond): // a busy machine may need longer, and then the case checks less
 		}
 		return effects(o)
 	})

@@ -10,6 +10,7 @@ import (
 
 var snapshotCases = []testCase{
 	{
+		// Promise: G1.8
 		name: "a snapshot is read as saved", play: snapshotIsRead,
 		rule: "LoadSnapshot returns the snapshot that was saved last for the stream and the schema, or the zero Snapshot",
 	},
@@ -18,6 +19,7 @@ var snapshotCases = []testCase{
 		rule: "SaveSnapshot deletes snapshots of the stream for other schemas that were not replaced for a day",
 	},
 	{
+		// Promise: G1.8
 		name: "snapshots in a transaction", play: snapshotInTx,
 		rule: "A snapshot that a TxStore saves is visible to it at once, and to others if the transaction commits",
 	},

@@ -9,13 +9,10 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
-
-// patience is how long a case may take. A case that hangs fails with its rule, and does not end
-// the program.
-const patience = 2 * time.Minute
 
 // testCase is one case of a suite.
 type testCase struct {
@@ -24,9 +21,7 @@ type testCase struct {
 	options Options    // of the provider that the case opens
 	unless  Difference // not for a provider that declares this
 	only    Difference // only for a provider that declares this
-	// the case checks its own progress, and may take longer than patience
-	long bool
-	play func(s *stage)
+	play    func(s *stage)
 }
 
 func (c *testCase) isFor(differences []Difference) bool {
@@ -67,7 +62,7 @@ type contracts interface {
 // stage is the environment of a case: a fixture without its type parameter.
 type stage struct {
 	*testing.T
-	ctx  context.Context // ends with the case or after patience
+	ctx  context.Context // ends with the case, or after patience.Limit: a case that hangs fails with its rule
 	name string          // name of the case's projector, and domain of its tasks
 	// of the units, checkpoints and questions of the case
 	generation int
@@ -187,19 +182,13 @@ func openFixture[Tx any](t *testing.T, open Open[Tx], o Options, differences []D
 }
 
 func newStage[Tx any](t *testing.T, c *testCase, f Fixture[Tx], differences []Difference, claims claimFunc) *stage {
-	limit := patience
-	if c.long {
-		limit *= 4
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	t.Cleanup(cancel)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the rule: %s", c.rule)
 		}
 	})
 	s := &stage{
-		T: t, ctx: ctx, name: "ratings", generation: 1, db: f.Provider, claims: claims, deferred: knows(differences, Deferred),
+		T: t, ctx: patience.Context(t), name: "ratings", generation: 1, db: f.Provider, claims: claims, deferred: knows(differences, Deferred),
 		inTx: f.InTx, transact: f.Transact, advance: f.Advance, total: f.Total, canEnd: f.End != nil, insert: f.Insert,
 	}
 	if f.Tables != nil {

@@ -22,6 +22,7 @@ const (
 
 var generationCases = []testCase{
 	{
+		// Promise: R4.1
 		name: "revisions", play: revisions,
 		rule: "SetGeneration stores g, and adds one to its Revision. It returns false, and changes nothing, if g.Revision is not that of the stored row. A row that does not exist has Revision 0",
 	},
@@ -34,10 +35,12 @@ var generationCases = []testCase{
 		rule: "Generations returns the generations of a projector, or those of all projectors if its name is empty, in order of projector and number",
 	},
 	{
+		// Promise: R4.1
 		name: "one is live, and one is being built", play: oneOfEach,
 		rule: "SetGeneration returns false for the second generation of the projector that is live, or the second one that is requested or being built",
 	},
 	{
+		// Promise: R3.1
 		name: "a standby", play: standbyResets,
 		rule: "With GenerationStandby, if the State is new, the mode of the checkpoint becomes ModeCatchUp and its token zero",
 	},
@@ -46,6 +49,7 @@ var generationCases = []testCase{
 		rule: "With GenerationRetired the mode of the checkpoint becomes ModeEnded. A checkpoint is created if there is none",
 	},
 	{
+		// Promise: R4.1
 		name: "several SetGeneration at once", play: setGenerationsAtOnce,
 		rule: "Of several SetGeneration of one revision, and of several that make a generation live or requested, exactly one returns true",
 	},
@@ -55,6 +59,7 @@ var generationCases = []testCase{
 	},
 	{name: "text that cannot be stored", rule: filterRule, play: badGenerationText},
 	{
+		// Promise: R4.1
 		name: "a new handle knows the generations", unless: Volatile, play: newHandleKnowsGenerations,
 		rule: "Generations outlive the process",
 	},

@@ -14,6 +14,7 @@ import (
 
 var streamEndCases = []testCase{
 	{
+		// Promise: G1.10
 		name: "nothing after the end", play: nothingAfterTheEnd,
 		rule: "After an event of TypeEnded every append is ErrStreamEnded and writes nothing, except a repeated one that is stored; the transaction stays usable",
 	},
@@ -22,6 +23,7 @@ var streamEndCases = []testCase{
 		rule: "An append with an event behind one of TypeEnded is an *InvalidError",
 	},
 	{
+		// Promise: G1.10
 		name: "appends while a stream ends", play: appendsWhileEnding,
 		rule: "Of appends that run at the same time, none is behind the event that ends the stream",
 	},
@@ -33,6 +35,7 @@ var streamEndCases = []testCase{
 
 var archiveCases = []testCase{
 	{
+		// Promise: G1.11
 		name: "archive a stream", play: archiveStream, options: Options{Route: outbox.ByCategory},
 		rule: "Archive deletes the events before the end, and the snapshots; the last event, the version, the entries and other streams stay, and readers of the log do not wait",
 	},
@@ -41,6 +44,7 @@ var archiveCases = []testCase{
 		rule: "Archive of a stream that has not ended, or does not exist, is ErrNotEnded and deletes nothing",
 	},
 	{
+		// Promise: G1.11
 		name: "archive ahead of a reader", play: archiveAhead,
 		rule: "Archive is a *NotPassedError, and deletes nothing, while a projector that takes events of the stream has not passed them, unless it is ignored",
 	},

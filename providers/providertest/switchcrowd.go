@@ -12,10 +12,12 @@ import (
 
 var switchCrowdCases = []testCase{
 	{
+		// Promise: R4.1
 		name: "several switches at once", play: switchesOfOneRevision,
 		rule: "Of several units with Switch that set the same generations, exactly one commits. The others are ErrFenced",
 	},
 	{
+		// Promise: R1.1
 		name: "switches and rollbacks under deliveries", play: switchesInCrowd,
 		rule: "Each event takes effect once in each generation, while deliveries to both generations run and the live one is switched back and forth",
 	},

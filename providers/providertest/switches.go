@@ -19,34 +19,42 @@ var switchCases = []testCase{
 		rule: "Switch.Set are generations to store, as SetGeneration does. They are stored together: a generation may become live that takes the place of another one",
 	},
 	{
+		// Promise: R4.1
 		name: "generations that have changed", play: switchCompares,
 		rule: "The unit compares Set with the stored generations: ErrFenced. Then neither Last nor run is called, and nothing is stored",
 	},
 	{
+		// Promise: R1.1
 		name: "a busy projector", unless: Deferred, play: switchBusy,
 		rule: "A unit with Switch waits for open units for at most a second: then the error is ClassTransient with CodeBusy",
 	},
 	{
+		// Promise: R1.1
 		name: "the last messages", play: switchLast,
 		rule: "Switch.Last gets the live checkpoint and Unapplied of the live generation, and returns the messages of the unit. They are applied with markers",
 	},
 	{
+		// Promise: R1.1
 		name: "Last after open units", unless: Deferred, play: switchLastAfterOpen,
 		rule: "Last is called when no other unit of the projector is open: it sees what these have applied",
 	},
 	{
+		// Promise: R1.1
 		name: "Last once", play: switchLastOnce,
 		rule: "Last is called before run, and each of them once. The live generation does not change until the unit ends",
 	},
 	{
+		// Promise: R1.1
 		name: "an error of Last or run", play: switchFails,
 		rule: "If Last or run fails, the unit is rolled back: its writes, its markers, and the generations",
 	},
 	{
+		// Promise: R7.1
 		name: "a snapshot leaves nothing", play: snapshotLeavesNothing,
 		rule: "With Snapshot the unit is rolled back",
 	},
 	{
+		// Promise: R3.1
 		name: "a switch and a rollback", play: switchesBack,
 		rule: "A switch retires or keeps the generation that was live: its checkpoint changes as with SetGeneration. A standby can become live again",
 	},
@@ -168,11 +176,11 @@ func switchBusy(s *stage) {
 	third := s.in(3)
 	finish := third.inside(third.of("m-1"), effects)
 	began := time.Now()
-	err := s.switches(s.ctx, 2, standby, nothing)
+	err := s.switches(s.ctx, 2, standby, nothing) // while the unit is open
 	waited := time.Since(began)
 	s.ok(finish(), "the open unit")
 	same(s, "code of "+fmt.Sprint(err), s.classed(err, "a switch while a unit is open", provider.ClassTransient).Code, provider.CodeBusy)
-	s.require(waited > 700*time.Millisecond && waited < 10*time.Second, "it waited for a second, not %v", waited)
+	s.require(waited > 700*time.Millisecond, "it waited for a second, not %v", waited)
 	same(s, "generations", len(s.all()), 0)
 	s.switchTo(2, 1)
 }

@@ -15,22 +15,27 @@ import (
 
 var tableCases = []testCase{
 	{
+		// Promise: R1.1
 		name: "emptied tables", play: tablesReset,
 		rule: "Switch.Reset: the rows of the tables are deleted before run, in the transaction of the unit",
 	},
 	{
+		// Promise: R2.1
 		name: "a view in place of a table", play: tablesRenamed,
 		rule: "Switch.Rename are tables to rename first, if they exist and are not views. Switch.Show are views to create or to replace",
 	},
 	{
+		// Promise: R2.1
 		name: "readers of a view that is replaced", play: tablesShown,
 		rule: "Switch.Show: a reader of the view sees one of the tables: never neither, and never both",
 	},
 	{
+		// Promise: R2.1
 		name: "a switch of tables that fails", play: tablesRolledBack,
 		rule: "Tables are reset, renamed, shown and repaired in the transaction of the unit: if it fails, nothing changes",
 	},
 	{
+		// Promise: R7.1
 		name: "differences", play: tablesCompared,
 		rule: "Comparison.Found is called with the rows that are missing, extra or different, ordered by table and key. It sees the writes of run",
 	},
@@ -39,14 +44,17 @@ var tableCases = []testCase{
 		rule: "Comparison.Ignore are columns that are not compared. Limit is the most differences to find",
 	},
 	{
+		// Promise: R7.1
 		name: "repaired rows", play: tablesRepaired,
 		rule: "Comparison.Repair: the rows of Only that still differ are changed in Other to what they are in Table. Found gets these, and no other row changes",
 	},
 	{
+		// Promise: R7.1
 		name: "a comparison of one moment", play: tablesInSnapshot,
 		rule: "Switch.Snapshot: the unit sees the whole store as of one moment, and its own writes. It is rolled back",
 	},
 	{
+		// Promise: R6.1
 		name: "tables of a retired generation", play: tablesDropped,
 		rule: "ClearGeneration drops tables, if they exist, once no row of the generation is left",
 	},

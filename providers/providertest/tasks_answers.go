@@ -11,14 +11,17 @@ import (
 
 var taskAnswerCases = []testCase{
 	{
+		// Promise: T5.1
 		name: "outcomes of an answer", play: taskOutcomes,
 		rule: "AnswerTaken: it fills the slot; AnswerAgain: the slot has it already; AnswerLate: the slot has another value; AnswerNotFound: no such task",
 	},
 	{
+		// Promise: T5.1
 		name: "an answer before the wait", play: taskAnswerFirst,
 		rule: "An answer fills the slot also before the task waits, or before it is claimed at all; the wait is then refused",
 	},
 	{
+		// Promise: T5.1
 		name: "an answer after the timeout", play: taskAnswerLate,
 		rule: "A decided timeout fills the slot: an answer is late. Until it is decided, an answer is taken",
 	},
@@ -39,14 +42,17 @@ var taskAnswerCases = []testCase{
 		rule: "An answer is kept as a JSON value, under an id of up to 255 bytes of any text",
 	},
 	{
+		// Promise: T13.1
 		name: "postpone", play: taskPostponed,
 		rule: "Postpone makes a pending, failed or claimed task that goes forward due at a time, with no attempts counted; the result of a run does not count",
 	},
 	{
+		// Promise: T13.1
 		name: "postpone refused", play: taskNotPostponed,
 		rule: "Postpone returns false, and changes nothing, for a task with slots or a result, one that is waiting, abandoned, final or to be undone, and one that does not exist",
 	},
 	{
+		// Promise: T13.1
 		name: "postpone and cancel in a transaction", play: taskTimerTx,
 		rule: "Postpone and Cancel commit with their transaction or not at all; invalid arguments are an *InvalidError, and leave the transaction usable",
 	},

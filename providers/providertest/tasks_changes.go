@@ -21,10 +21,12 @@ var taskChangeCases = []testCase{
 		rule: "A change that CheckTaskChanges refuses is an *InvalidError, and nothing of its batch is changed",
 	},
 	{
+		// Promise: T2.1
 		name: "no claim, no change", play: taskNoFence,
 		rule: "A change is applied only if the task is claimed with Token",
 	},
 	{
+		// Promise: T5.2
 		name: "the end of a wait is set once", play: taskUntilStays,
 		rule: "A task that waits again for a slot waits until the time that was set first",
 	},
@@ -33,6 +35,7 @@ var taskChangeCases = []testCase{
 		rule: "A change sets its slots and leaves the others; names and values are stored as they are",
 	},
 	{
+		// Promise: T5.1
 		name: "null is a value", play: taskNull,
 		rule: "A slot or a result that is null has a value",
 	},
@@ -45,6 +48,7 @@ var taskChangeCases = []testCase{
 		rule: "The code of TaskFailed, TaskAbandoned and TaskPending is stored; an empty one keeps the last one",
 	},
 	{
+		// Promise: T4.1
 		name: "a change in a transaction", play: taskChangeTx,
 		rule: "TaskTx.Change commits with its transaction or not at all, and a refused change leaves the transaction usable",
 	},
@@ -53,6 +57,7 @@ var taskChangeCases = []testCase{
 		rule: "The input, the result, and all slots together can have MaxTaskState bytes each",
 	},
 	{
+		// Promise: T7.1
 		name: "the step in doubt", play: taskDoubt,
 		rule: "A claim sets Doubt unless the direction is undo and returns the former one, TaskWaiting clears it, and the end of a claim and GiveUp set it. Nothing else changes it",
 	},

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -18,10 +19,12 @@ var taskClaimCases = []testCase{
 		rule: "TaskCandidates lists each kind in order of NextAt and ID, and a claim takes at most t.Limit tasks in this order",
 	},
 	{
+		// Promise: T2.2
 		name: "kinds take turns", play: taskTurns,
 		rule: "Kinds take turns: the first of each kind, the second of each kind, and so on; a backlog of one kind delays no other",
 	},
 	{
+		// Promise: T2.2
 		name: "waiting tasks delay no kind", play: taskWaitersAside,
 		rule: "Tasks that are not due are no candidates, however many they are",
 	},
@@ -42,10 +45,12 @@ var taskClaimCases = []testCase{
 		rule: "Terms: a zero lease means 5m, a zero limit 50, a zero token a new one; invalid terms are claim.ErrTerms",
 	},
 	{
+		// Promise: T2.1
 		name: "the clock is read once", play: taskClockOnce,
 		rule: "The clock is read once per statement: tasks of one call have the same times",
 	},
 	{
+		// Promise: T2.1
 		name: "a live lease is never stolen", play: taskLease,
 		rule: "A task has at most one live claim. A renewed lease is a live one, and a claimed task that is due can be renewed",
 	},
@@ -236,7 +241,7 @@ func taskTerms(s *stage) {
 	same(s, "tasks of a claim without a limit", len(taken), claim.DefaultLimit)
 	for _, t := range taken {
 		d := t.NextAt.Sub(t.CreatedAt)
-		s.require(d >= claim.DefaultLease && d < claim.DefaultLease+patience, "the default lease is %v, and ends after %v", claim.DefaultLease, d)
+		s.require(d >= claim.DefaultLease && d < claim.DefaultLease+patience.Limit(), "the default lease is %v, and ends after %v", claim.DefaultLease, d)
 		s.require(t.Token != claim.Token{} && t.Token == taken[0].Token, "the claim has a new token")
 	}
 	for _, t := range []claim.Terms{{Lease: -time.Second}, {Lease: time.Microsecond}, {Limit: -1}} {

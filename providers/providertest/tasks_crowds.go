@@ -11,6 +11,7 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/internal/longtest"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -154,13 +155,10 @@ var taskWakeCases = []testCase{
 		rule: "TasksDue returns a channel that is closed when tasks are next added, answered or released through this value, after the commit if this value commits (checked if the provider is a provider.TaskWaker)",
 	},
 	{
-		name: "no task is missed", play: taskNoneMissed, long: true,
+		name: "no task is missed", play: taskNoneMissed,
 		rule: "A worker that claims whenever TasksDue is closed gets every task, also of transactions that overlap",
 	},
 }
-
-// stall is how long a case waits for a hint.
-const stall = 20 * time.Second
 
 func (s *stage) taskWaker() (provider.TaskWaker, bool) {
 	w, ok := s.tasks.(provider.TaskWaker)
@@ -213,11 +211,7 @@ func taskWakes(s *stage) {
 		default:
 		}
 		c.do()
-		select {
-		case <-hint:
-		case <-time.After(stall):
-			s.Fatalf("the hint at %s did not come", c.what)
-		}
+		patience.Receive(s.T, hint, "the hint at %s", c.what)
 	}
 }
 
@@ -238,7 +232,6 @@ func taskNoneMissed(s *stage) {
 				})
 				return
 			}
-			stalled := time.After(stall)
 			for left := writers; left > 0; {
 				hint := w.TasksDue()
 				got, err := s.claimTasks(s.ctx, s.tasks, s.query("k"), claim.Terms{Lease: lease})
@@ -248,7 +241,7 @@ func taskNoneMissed(s *stage) {
 				if left -= len(got); left > 0 {
 					select {
 					case <-hint:
-					case <-stalled:
+					case <-s.ctx.Done():
 						errs[i] = fmt.Errorf("round %d: no hint at %d of %d tasks", round, left, writers)
 						return
 					}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -67,7 +68,7 @@ func taskFailed(s *stage) {
 	same(s, "the failed task", []any{now.Attempts, now.Code, now.Vanished, now.EndedAt.IsZero(), now.ClaimedBy},
 		[]any{1, "*net.OpError", 0, true, "worker"})
 	backoff := now.NextAt.Sub(now.CreatedAt)
-	s.require(backoff >= 3*time.Hour && backoff < 3*time.Hour+patience, "a backoff of 3h ends after %v", backoff)
+	s.require(backoff >= 3*time.Hour && backoff < 3*time.Hour+patience.Limit(), "a backoff of 3h ends after %v", backoff)
 	s.outdated(t)
 	s.advance(4 * time.Hour)
 	second := s.take("call")

@@ -14,10 +14,12 @@ import (
 
 var taskEnqueueCases = []testCase{
 	{
+		// Promise: T1.2
 		name: "the same task again", play: taskAgain,
 		rule: "A task is ignored if one with the same id, kind, input and group exists, whatever its status",
 	},
 	{
+		// Promise: T1.2
 		name: "an id that is used", play: taskIDReused,
 		rule: "Another kind, input or group under a used id is ErrTaskIDReused; nothing of the call is added, and the transaction stays usable",
 	},
@@ -26,10 +28,12 @@ var taskEnqueueCases = []testCase{
 		rule: "Inputs are compared as JSON values: the order of keys, spaces and escapes do not count",
 	},
 	{
+		// Promise: T1.2
 		name: "the same group again", play: taskGroupAgain,
 		rule: "EnqueueGroup is ignored if the group exists with the same kind, data and tasks, also after some are done",
 	},
 	{
+		// Promise: T1.2
 		name: "a group's id that is used", play: taskGroupReused,
 		rule: "Another kind, other data or other tasks under a used id of a group is ErrTaskIDReused; nothing is added, and the transaction stays usable",
 	},
@@ -50,10 +54,12 @@ var taskEnqueueCases = []testCase{
 		rule: "A task has the correlation id, the causation id and the traceparent of the metadata of ctx; they are no part of what identifies it",
 	},
 	{
+		// Promise: T1.1
 		name: "a rollback", play: taskEnqueueRollback,
 		rule: "Tasks are added if the transaction commits, and only then",
 	},
 	{
+		// Promise: T13.1
 		name: "times of a task", play: taskTimes,
 		rule: "A task is not claimed before After and At are over, on the store's clock; the times can be years ahead",
 	},

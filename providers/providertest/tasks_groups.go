@@ -19,14 +19,17 @@ var taskGroupCases = []testCase{
 		rule: "TaskTx.Change to TaskDone counts the group down in its transaction, and returns the group after it was counted",
 	},
 	{
+		// Promise: T8.1
 		name: "a finish that rolls back", play: taskGroupRollback,
 		rule: "A finish counts its group only if its transaction commits, and only once",
 	},
 	{
+		// Promise: T8.1
 		name: "a group with an abandoned task", play: taskGroupBlocked,
 		rule: "An undone or an abandoned task leaves its group open; a completed one is counted when a worker ends it",
 	},
 	{
+		// Promise: T8.1
 		name: "a refused finish counts nothing", play: taskGroupRefused,
 		rule: "A change that is refused counts no group: without the claim, or with the direction undo",
 	},

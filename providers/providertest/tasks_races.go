@@ -16,31 +16,37 @@ import (
 
 var taskRaceCases = []testCase{
 	{
-		name: "an answer and a suspension", play: raceSuspension, long: true,
+		// Promise: T5.1
+		name: "an answer and a suspension", play: raceSuspension,
 		rule: "An answer that comes while its task begins to wait is never lost: the task goes on",
 	},
 	{
-		name: "an answer and a timeout", play: raceTimeout, long: true,
+		// Promise: T5.1
+		name: "an answer and a timeout", play: raceTimeout,
 		rule: "An answer and a timeout: one fills the slot, and both sides get the same result",
 	},
 	{
-		name: "an answer and a claim", play: raceClaim, long: true,
+		name: "an answer and a claim", play: raceClaim,
 		rule: "An answer to a task whose time is over, while it is claimed, is never lost",
 	},
 	{
-		name: "two answers", play: raceAnswers, long: true,
+		// Promise: T5.1
+		name: "two answers", play: raceAnswers,
 		rule: "Of two answers one is taken. The other is late, or again if it is the same message",
 	},
 	{
-		name: "an answer and a cancellation", play: raceCancel, long: true,
+		// Promise: T5.1
+		name: "an answer and a cancellation", play: raceCancel,
 		rule: "An answer and a cancellation at one moment both take effect",
 	},
 	{
-		name: "a cancellation and the end", play: raceDone, long: true,
+		// Promise: T6.1
+		name: "a cancellation and the end", play: raceDone,
 		rule: "A task is canceled or done, never both",
 	},
 	{
-		name: "two finishes", play: raceFinish, long: true,
+		// Promise: T6.1
+		name: "two finishes", play: raceFinish,
 		rule: "A change is applied once, however often it is sent",
 	},
 }
@@ -48,7 +54,8 @@ var taskRaceCases = []testCase{
 // taskClaimerCases run on both paths of claims.
 var taskClaimerCases = []testCase{
 	{
-		name: "several claimers", play: raceClaimers, long: true,
+		// Promise: T2.1
+		name: "several claimers", play: raceClaimers,
 		rule: "A task has at most one live claim, with any number of claimers",
 	},
 }
@@ -56,15 +63,17 @@ var taskClaimerCases = []testCase{
 // taskGroupRaces run with many connections, and with one.
 var taskGroupRaces = []testCase{
 	{
-		name: "finishers of a group", play: raceGroup, long: true,
+		// Promise: T8.1
+		name: "finishers of a group", play: raceGroup,
 		rule: "A group is complete exactly once, for the last of its finishers, also with one connection",
 	},
 	{
-		name: "the same tasks from many", play: raceEnqueue, long: true,
+		// Promise: T1.2
+		name: "the same tasks from many", play: raceEnqueue,
 		rule: "Tasks and groups that many callers add at once, in any order, are added once, and no call fails",
 	},
 	{
-		name: "batches in any order", play: raceBatches, long: true,
+		name: "batches in any order", play: raceBatches,
 		rule: "Changes, claims, renewals and decisions of many tasks lock the rows in one order, so that no deadlock ends them",
 	},
 }

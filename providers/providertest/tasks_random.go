@@ -16,7 +16,7 @@ import (
 
 var taskModelCases = []testCase{
 	{
-		name: "any sequence of operations", play: taskRandom, long: true,
+		name: "any sequence of operations", play: taskRandom,
 		rule: "After any sequence of operations the tasks are those of the model, which has every change of a status in plain Go",
 	},
 }

@@ -23,6 +23,7 @@ var taskRetentionCases = []testCase{
 		rule: "Groups are deleted keep.Done after they were completed; one with an open task stays, with its tasks",
 	},
 	{
+		// Promise: T1.2
 		name: "ids of deleted tasks", play: taskDeletedIDs,
 		rule: "The id of a deleted task is free; a group that exists is not added again",
 	},

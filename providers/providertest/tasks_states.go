@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -35,6 +36,7 @@ var taskStateCases = []testCase{
 		rule: "A task that has vanished at q.Attempts is claimed with Spent, no attempt is counted, and the code is vanished",
 	},
 	{
+		// Promise: T11.1
 		name: "vanished twice in a row", play: taskSuspected,
 		rule: "A task that has vanished for the second time in a row becomes failed and Suspect, stays due, is not claimed with others, and the code is vanished",
 	},
@@ -43,6 +45,7 @@ var taskStateCases = []testCase{
 		rule: "A recorded step fills its slot; attempts begin again with this claim, Vanished and Suspect end, the lease is renewed, the claim stays",
 	},
 	{
+		// Promise: T3.1
 		name: "a filled slot is settled again", play: taskSlotGuard,
 		rule: "A change is refused if its Open slot is filled: by a step, an answer, a timeout, or a patch",
 	},
@@ -67,6 +70,7 @@ var taskStateCases = []testCase{
 		rule: "TaskDone stores the result and ends the task; the trail has it",
 	},
 	{
+		// Promise: T7.1
 		name: "the handler returns after a cancellation", play: taskDoneDespiteUndo,
 		rule: "TaskDone is refused if the direction is undo",
 	},
@@ -83,6 +87,7 @@ var taskStateCases = []testCase{
 		rule: "GiveUp turns the direction to undo, with Why and Doubt; the claim stays",
 	},
 	{
+		// Promise: T7.1
 		name: "the direction stays", play: taskForwardAgain,
 		rule: "Claims, lost leases, failures, releases and requeues do not change the direction",
 	},
@@ -95,6 +100,7 @@ var taskStateCases = []testCase{
 		rule: "TaskUndone ends a task that is being undone; the trail has it",
 	},
 	{
+		// Promise: T12.1
 		name: "a release", play: taskReleased,
 		rule: "TaskPending releases a task and gives its attempt back; After delays it",
 	},
@@ -107,6 +113,7 @@ var taskStateCases = []testCase{
 		rule: "CompleteTask makes an abandoned task pending with a result, and a worker ends it as done",
 	},
 	{
+		// Promise: T6.1
 		name: "a final task", play: taskFinal,
 		rule: "Done and undone tasks never change again",
 	},
@@ -140,7 +147,7 @@ func taskClaimedFresh(s *stage) {
 	same(s, "the claimed task", plainTask(taken[0]), want)
 	same(s, "TimedOut, Spent", []bool{taken[0].TimedOut, taken[0].Spent}, []bool{false, false})
 	age := want.NextAt.Sub(was.CreatedAt)
-	s.require(age >= t.Lease && age < t.Lease+patience, "the lease ends %v after the task was created, with a lease of %v", age, t.Lease)
+	s.require(age >= t.Lease && age < t.Lease+patience.Limit(), "the lease ends %v after the task was created, with a lease of %v", age, t.Lease)
 	s.notDue("call")
 	s.advance(t.Lease - 10*time.Minute)
 	s.notDue("call")
@@ -279,7 +286,7 @@ func taskWaited(s *stage) {
 	same(s, "slots", []any{len(now.State), now.State["paid"].Call, now.State["paid"].Filled()}, []any{1, 1, false})
 	s.require(now.State["paid"].Until != "", "the slot of the wait has its end")
 	end := now.NextAt.Sub(before)
-	s.require(end >= 3*time.Hour && end < 3*time.Hour+patience, "a wait of 3h ends after %v", end)
+	s.require(end >= 3*time.Hour && end < 3*time.Hour+patience.Limit(), "a wait of 3h ends after %v", end)
 	s.outdated(t)
 
 	for name, d := range map[string]time.Duration{"endless": 0, "negative": -time.Hour} {

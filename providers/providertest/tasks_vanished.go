@@ -10,6 +10,7 @@ import (
 
 var taskVanishedCases = []testCase{
 	{
+		// Promise: T11.1
 		name: "suspects are claimed alone", play: taskSuspectsAlone,
 		rule: "With TaskQuery.Alone a claim takes one suspect task, else none of them",
 	},
@@ -30,10 +31,12 @@ var taskVanishedCases = []testCase{
 		rule: "TaskQuery.Attempts ≤ 0: no limit",
 	},
 	{
+		// Promise: T11.1
 		name: "progress begins a new budget", play: taskProgressBudget,
 		rule: "Attempts count claims since the last progress: a task of many steps is not at its limit",
 	},
 	{
+		// Promise: T11.1
 		name: "tasks that kill their workers", play: taskKillers,
 		rule: "A task that always ends its worker is Spent after q.Attempts claims, and no other task is",
 	},

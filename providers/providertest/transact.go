@@ -12,10 +12,12 @@ import (
 
 var transactCases = []testCase{
 	{
+		// Promise: G1.6
 		name: "transact commits it all", play: transacts(txCommits), options: Options{Route: outbox.ByCategory},
 		rule: "Events, entries and the caller's writes of one transaction are visible when it commits, and not before",
 	},
 	{
+		// Promise: G1.6
 		name: "transact rolls it all back", play: transacts(txRollsBack), options: Options{Route: outbox.ByCategory},
 		rule: "If the function returns an error, the transaction leaves nothing, and the error is returned",
 	},
@@ -28,10 +30,12 @@ var transactCases = []testCase{
 		rule: "After any error that Append documents, the transaction is usable, and nothing of that append is in it",
 	},
 	{
+		// Promise: G1.6
 		name: "transact ends without a return", play: transacts(transactEnds), options: Options{Route: outbox.ByCategory},
 		rule: "If the function panics or calls runtime.Goexit, or if its context ends, the transaction leaves nothing, and the next one does not wait",
 	},
 	{
+		// Promise: G1.6
 		name: "transact returns a conflict", play: transacts(transactConflicts),
 		rule: "A conflict that another run of the function cannot resolve is returned, after at most two runs",
 	},

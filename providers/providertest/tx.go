@@ -9,10 +9,12 @@ import (
 
 var txCases = []testCase{
 	{
+		// Promise: G1.1
 		name: "a caller's transaction commits it all", play: txCommits, options: Options{Route: outbox.ByCategory},
 		rule: "Events, entries and the caller's writes of one transaction are visible when it commits, and not before",
 	},
 	{
+		// Promise: G1.1
 		name: "a caller's transaction rolls it all back", play: txRollsBack, options: Options{Route: outbox.ByCategory},
 		rule: "A transaction that is rolled back leaves nothing: no event, no entry, no version, no write",
 	},
@@ -21,6 +23,7 @@ var txCases = []testCase{
 		rule: "A TxStore is a Store inside a transaction: it reads the events that the transaction appended, in order, and the earlier ones",
 	},
 	{
+		// Promise: G1.2
 		name: "errors leave a caller's transaction usable", play: txStaysUsable, options: Options{Route: outbox.ByCategory},
 		rule: "After any error that Append documents, the transaction is usable, and nothing of that append is in it",
 	},
@@ -33,6 +36,7 @@ var txCases = []testCase{
 		rule: "Committed data outlives the process: a new handle on the same data finds it",
 	},
 	{
+		// Promise: G4.1
 		name: "another store is empty", only: Volatile, play: anotherStoreIsEmpty, options: Options{Route: outbox.ByCategory},
 		rule: "A volatile provider shares no data: another one in the same process is empty",
 	},

@@ -22,6 +22,7 @@ var transactionCases = []testCase{
 		rule: "Do commits all of it: run's writes through tx, its result, the markers; others see it after the commit",
 	},
 	{
+		// Promise: G4.4
 		name: "nothing of a failed unit is left", play: failedUnit,
 		rule: "If Do fails, nothing is committed, and a later unit works",
 	},

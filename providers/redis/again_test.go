@@ -17,6 +17,7 @@ import (
 )
 
 // A read model is lost twice. Each time the log brings it back.
+// Promise: G5.4
 func TestASecondLossIsNoticedToo(t *testing.T) {
 	t.Parallel()
 	server := redistest.Private(t)
@@ -40,6 +41,7 @@ func TestASecondLossIsNoticedToo(t *testing.T) {
 }
 
 // A replay that is decided while Redis is empty comes after the events before it.
+// Promise: G5.4
 func TestAReplayWaitsForWhatWasLost(t *testing.T) {
 	t.Parallel()
 	server := redistest.Private(t)
@@ -68,6 +70,7 @@ func TestAReplayWaitsForWhatWasLost(t *testing.T) {
 }
 
 // An event that an operator has skipped is not applied when everything is applied again.
+// Promise: G5.4
 func TestASkippedMessageStaysSkippedAfterALoss(t *testing.T) {
 	t.Parallel()
 	server := redistest.Private(t)
@@ -97,6 +100,7 @@ func TestASkippedMessageStaysSkippedAfterALoss(t *testing.T) {
 }
 
 // A snapshot has the read model of before a rebuild in place: it is emptied before it is built again.
+// Promise: G5.4
 func TestASnapshotOlderThanARebuildInPlace(t *testing.T) {
 	t.Parallel()
 	server := redistest.Private(t)

@@ -200,6 +200,7 @@ func indexOf(t *testing.T, list []event, id string) int {
 
 // If a process is killed between EXEC and the ack, its message takes effect twice. With markers
 // in the same transaction as the read model it takes effect once.
+// Promise: G5.11
 func TestAKillBetweenExecAndAckRepeatsTheEffect(t *testing.T) {
 	t.Parallel()
 	for _, arm := range []string{redisBeforeCommit, redisBeforeAck, sqliteBeforeAck} {

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/internal/redistest"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
@@ -161,7 +162,7 @@ func (f subscription) deliver(t testing.TB, e event) {
 	case <-m.Acked():
 	case <-m.Nacked():
 		t.Fatal("nacked")
-	case <-time.After(time.Minute):
+	case <-time.After(patience.Limit()):
 		t.Fatalf("%s is not acked", e.ID)
 	}
 }
@@ -207,7 +208,7 @@ func run[Tx any](t testing.TB, u provider.Units[Tx], f subscription, cfg project
 // eventually polls until ok is true.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	require.Eventually(t, ok, time.Minute, 2*time.Millisecond, what)
+	patience.Until(t, ok, "%s", what)
 }
 
 func parked(t testing.TB, db provider.Parking, f projector.ParkedFilter) []projector.Parked {

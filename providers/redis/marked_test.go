@@ -90,6 +90,7 @@ func TestOutputAfterARebuildInPlace(t *testing.T) {
 }
 
 // A handler with Watch and output fails once in the middle of a unit.
+// Promise: G5.6
 func TestWatchAndOutput(t *testing.T) {
 	t.Parallel()
 	s, db := sharedSpace(t), newRouted(t)
@@ -220,6 +221,7 @@ func TestMarkersEndWithTheReadModel(t *testing.T) {
 }
 
 // A read model that was built without markers of its own does not show which events it has.
+// Promise: G5.8
 func TestOwnMarkersAreRefusedForAnOlderReadModel(t *testing.T) {
 	t.Parallel()
 	s, db := sharedSpace(t), newRouted(t)

@@ -148,6 +148,7 @@ func fromLog(t testing.TB, u provider.Units[pipe], log provider.Log, cfg project
 
 // With markers in Redis, a message takes effect once, however often and at whatever moments it is
 // delivered.
+// Promise: G5.3
 func TestWithOwnMarkersAMessageTakesEffectOnce(t *testing.T) {
 	t.Parallel()
 	s, db := sharedSpace(t), newMemory(t)
@@ -182,6 +183,7 @@ func TestWithOwnMarkersAMessageTakesEffectOnce(t *testing.T) {
 }
 
 // From the log, the checkpoint moves with each message. Wait works.
+// Promise: G5.3
 func TestFromTheLogRedisIsExact(t *testing.T) {
 	t.Parallel()
 	s, db := sharedSpace(t), newMemory(t)
@@ -204,6 +206,7 @@ func TestFromTheLogRedisIsExact(t *testing.T) {
 }
 
 // A poison message holds its key, in order, and other keys go on. A replay applies it once.
+// Promise: G5.3
 func TestWithOwnMarkersPoisonHoldsItsKey(t *testing.T) {
 	t.Parallel()
 	for _, source := range []string{"log", "broker"} {
@@ -255,6 +258,7 @@ func TestWithOwnMarkersPoisonHoldsItsKey(t *testing.T) {
 
 // The output of a handler is in the outbox once, and never without its effect in the end: also if the
 // handler runs again because the process ended between the two stores.
+// Promise: G5.6
 func TestOutputIsCommittedOnce(t *testing.T) {
 	t.Parallel()
 	s, db := sharedSpace(t), &noCommit{DB: newMemory(t)}
@@ -318,6 +322,7 @@ func TestOutputRequiresAnOutbox(t *testing.T) {
 
 // A message that was partly applied is stuck at once, and stays so until a person decides. The others
 // go on, and nothing of them is applied twice.
+// Promise: G5.5
 func TestAMessageThatWasPartlyAppliedIsStuck(t *testing.T) {
 	t.Parallel()
 	for _, source := range []string{"log", "broker"} {

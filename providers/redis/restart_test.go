@@ -24,6 +24,7 @@ func (s space) times(ctx context.Context, tx pipe, e eventstore.Event[posted]) e
 // The server is killed and started again between messages and during them. With an append-only
 // file that it writes before it replies, no acked message is lost. Without one, all are. An
 // outage parks no message.
+// Promise: G5.13
 func TestAKilledAndRestartedServer(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

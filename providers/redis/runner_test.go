@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
@@ -37,6 +38,7 @@ func countedInMemory(db *memory.DB) map[string]int {
 	return sum
 }
 
+// Promise: G5.2
 func TestARunnerRequiresASecondStore(t *testing.T) {
 	t.Parallel()
 	s := sharedSpace(t)
@@ -51,6 +53,7 @@ func TestARunnerRequiresASecondStore(t *testing.T) {
 }
 
 // Both runners get each event, every third one twice, every fifth one three times.
+// Promise: G5.11
 func TestRedeliveryTakesEffectAgain(t *testing.T) {
 	t.Parallel()
 	list := events(60, 7)
@@ -123,6 +126,7 @@ func idsOf(list []event, key string) (ids []string) {
 
 // Several messages are in flight, and some fail: they are parked with those behind them, and are
 // applied in order.
+// Promise: G5.10
 func TestMessagesOfAKeyAreAppliedInOrder(t *testing.T) {
 	t.Parallel()
 	s, db, f := sharedSpace(t), newMemory(t), make(subscription)
@@ -163,6 +167,7 @@ func keysOf(list []event) (keys []string) {
 }
 
 // A message that always fails holds its key in the second store until a person decides about it.
+// Promise: G5.10, G5.12
 func TestPoisonIsParkedInTheSecondStore(t *testing.T) {
 	t.Parallel()
 	s, db, f := sharedSpace(t), newMemory(t), make(subscription)
@@ -220,6 +225,7 @@ func TestPoisonIsParkedInTheSecondStore(t *testing.T) {
 	stop()
 }
 
+// Promise: G5.10
 func TestASkippedMessageReleasesItsKey(t *testing.T) {
 	t.Parallel()
 	s, db, f := sharedSpace(t), newMemory(t), make(subscription)
@@ -245,6 +251,7 @@ func TestASkippedMessageReleasesItsKey(t *testing.T) {
 
 // A message that was in flight when a runner's process ended is parked first, and then tried
 // alone.
+// Promise: G5.10
 func TestASuspectIsFoundThroughTheSecondStore(t *testing.T) {
 	t.Parallel()
 	s, db, f := sharedSpace(t), newMemory(t), make(subscription)
@@ -267,6 +274,7 @@ func TestASuspectIsFoundThroughTheSecondStore(t *testing.T) {
 	require.Equal(t, stars(list...), s.counted(t))
 }
 
+// Promise: G5.1
 func TestWaitReportsThatThereAreNoMarkers(t *testing.T) {
 	t.Parallel()
 	s, db := sharedSpace(t), newMemory(t)
@@ -279,9 +287,7 @@ func TestWaitReportsThatThereAreNoMarkers(t *testing.T) {
 	require.ErrorIs(t, p.Wait(ctx, db, at), context.DeadlineExceeded, "another process may run the projector in a store with markers")
 	_, err = projector.NewRunner(provider.Combine(s.units(t), db), projector.Subscribe(make(subscription), "review"), projector.RunnerConfig{}, p)
 	require.NoError(t, err)
-	ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	require.ErrorIs(t, p.Wait(ctx, db, at), projector.ErrNoMarkers)
+	require.ErrorIs(t, p.Wait(patience.Context(t), db, at), projector.ErrNoMarkers)
 }
 
 // A unit of the store is open while the commands are sent, and is rolled back if they are not: no
@@ -353,6 +359,7 @@ func (a aborted) Do(ctx context.Context, u provider.Unit, run func(context.Conte
 
 // From the log, an event is applied at least once: again, with its whole unit, if the second store, which
 // has the checkpoint, does not commit after EXEC.
+// Promise: G5.11
 func TestEventsOfTheLogAreAppliedAtLeastOnce(t *testing.T) {
 	t.Parallel()
 	s, db := sharedSpace(t), newMemory(t)

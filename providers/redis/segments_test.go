@@ -15,6 +15,7 @@ import (
 // The positions of segments are next to the read model, and go back with it. Redis is killed while three
 // runners share segments, and starts again with an old snapshot, or empty. The log brings back what was
 // lost, each event once.
+// Promise: G7.8
 func TestSegmentsGoBackWithTheReadModel(t *testing.T) {
 	t.Parallel()
 	for name, snapshot := range map[string]bool{"old snapshot": true, "empty": false} {

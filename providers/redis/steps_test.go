@@ -103,7 +103,7 @@ func ownChild(arm string, o order, db *sqlite.DB) error {
 		}
 		return s.list(ctx, tx, e)
 	})
-	cfg := projector.RunnerConfig{Batch: 4, Lease: time.Second, Timeout: time.Second, Logger: slog.New(slog.DiscardHandler)}
+	cfg := projector.RunnerConfig{Batch: 4, Lease: time.Second, Logger: slog.New(slog.DiscardHandler)}
 	if arm == "broker" {
 		return apply(o, cfg, db, u, p)
 	}
@@ -125,7 +125,7 @@ func ownChild(arm string, o order, db *sqlite.DB) error {
 		if lag.Events == 0 && len(rows) == 0 {
 			break
 		}
-		time.Sleep(5 * time.Millisecond)
+		time.Sleep(5 * time.Millisecond) // it polls
 	}
 	cancel()
 	return <-done
@@ -133,6 +133,7 @@ func ownChild(arm string, o order, db *sqlite.DB) error {
 
 // A worker that is killed at any step leaves a read model in which each event takes effect once, in
 // order, also if it fails and is parked in between.
+// Promise: G5.3
 func TestAKillAtAnyStepLosesAndDoublesNothing(t *testing.T) {
 	t.Parallel()
 	for _, source := range []string{"broker", "log"} {
@@ -194,6 +195,7 @@ func rerun(t *testing.T, arm string, o order, kills []int) (killed int) {
 
 // If the reply to a script is lost, its messages are applied once: the markers decide, or the
 // checkpoint.
+// Promise: G5.3
 func TestALostReplyOfAScriptDoublesNothing(t *testing.T) {
 	t.Parallel()
 	for _, source := range []string{"broker", "log"} {

@@ -20,6 +20,7 @@ import (
 )
 
 // If Redis fails over to a replica that does not have the last writes, the log brings these back.
+// Promise: G5.4
 func TestAFailoverToALaggingReplicaLosesNothing(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]func(t *testing.T) (p *redistest.Pair, c *goredis.Client, failOver func()){
@@ -99,6 +100,7 @@ func inCluster(t *testing.T, c *redistest.Cluster) (space, *redis.Units) {
 }
 
 // In a cluster all keys of a unit are in one slot. It may be that of another server, and move.
+// Promise: G5.8
 func TestInACluster(t *testing.T) {
 	t.Parallel()
 	c := redistest.NewCluster(t)
@@ -168,6 +170,7 @@ func markedMessages(n int) provider.Unit {
 	return u
 }
 
+// Promise: G5.8
 func TestOwnMarkersRefuseWhatCannotKeepThem(t *testing.T) {
 	t.Parallel()
 	own := &redis.Config{OwnMarkers: true}
@@ -208,6 +211,7 @@ func TestOwnMarkersRefuseWhatCannotKeepThem(t *testing.T) {
 }
 
 // A handler that reads and writes a key is run again if another client changes the key in between.
+// Promise: G5.7
 func TestWatchRunsTheHandlerAgain(t *testing.T) {
 	t.Parallel()
 	s, db, f := sharedSpace(t), newMemory(t), make(subscription)
@@ -249,6 +253,7 @@ func TestWatchRunsTheHandlerAgain(t *testing.T) {
 }
 
 // What a script cannot do is refused before anything is written.
+// Promise: G5.7
 func TestLimitsOfAUnitWithMarkers(t *testing.T) {
 	t.Parallel()
 	s := sharedSpace(t)

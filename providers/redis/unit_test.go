@@ -8,11 +8,11 @@ import (
 	"strconv"
 	"sync"
 	"testing"
-	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/internal/redistest"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
@@ -37,6 +37,7 @@ func TestNewRefuses(t *testing.T) {
 }
 
 // The test uses the command statistics of the server.
+// Promise: G5.10
 func TestAUnitIsOneTransaction(t *testing.T) {
 	t.Parallel()
 	server := redistest.Private(t)
@@ -67,6 +68,7 @@ func TestAUnitIsOneTransaction(t *testing.T) {
 	require.Equal(t, 1, calls("multi"), "a unit without commands sends none")
 }
 
+// Promise: G5.10
 func TestAUnitThatFailsSendsNothing(t *testing.T) {
 	t.Parallel()
 	s := sharedSpace(t)
@@ -89,9 +91,8 @@ func TestAUnitThatFailsSendsNothing(t *testing.T) {
 	err = do(canceled, u, func(ctx context.Context, tx pipe) error { queue(ctx, tx); cancel(); return nil })
 	require.ErrorIs(t, err, context.Canceled)
 	requireClass(t, err, provider.ClassShutdown, "")
-	late, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-	defer cancel()
-	err = do(late, u, func(ctx context.Context, tx pipe) error { queue(ctx, tx); <-ctx.Done(); return nil })
+	late, pass := patience.Deadline(t)
+	err = do(late, u, func(ctx context.Context, tx pipe) error { queue(ctx, tx); pass(); <-ctx.Done(); return nil })
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	requireClass(t, err, provider.ClassUnknown, provider.CodeDeadline)
 
@@ -142,6 +143,7 @@ func messages(n int) provider.Unit {
 	return u
 }
 
+// Promise: G5.12
 func TestTheErrorNamesTheMessageOfTheCommandThatFailed(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -16,6 +16,7 @@ import (
 const refuseEntries = `
 create trigger refuse before insert on kinora_outbox when new.topic = 'review' begin select raise(%s, 'refused'); end`
 
+// Promise: G1.1
 func TestEventsAndEntriesCommitTogether(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -40,6 +41,7 @@ func TestEventsAndEntriesCommitTogether(t *testing.T) {
 }
 
 // The caller's transaction remains usable, without the append.
+// Promise: G1.2
 func TestFailedAppendLeavesTheCallersTransactionUsable(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()

@@ -42,6 +42,7 @@ func (c clocked) Connect(context.Context) (driver.Conn, error) { return c.driver
 func (c clocked) Driver() driver.Driver                        { return c.driver }
 
 // Leases and backoffs use only SQLite's clock: this test sets it to 2001 and advances it.
+// Promise: G8.1
 func TestLeaseEndsOnSQLiteClock(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -147,6 +148,7 @@ func TestWaitingClaimEndsWithItsContext(t *testing.T) {
 }
 
 // The package does not read the clock of the process.
+// Promise: G8.1
 func TestOnlySQLitesClockIsUsed(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("*.go")
@@ -179,6 +181,7 @@ func TestIdleClaimBeginsNoTransaction(t *testing.T) {
 
 // After the candidates were read, another relay claims the first one. The second one must not be
 // taken past it.
+// Promise: G3.1
 func TestTakeDoesNotPassAnEarlierEntry(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -205,6 +208,7 @@ func TestTakeDoesNotPassAnEarlierEntry(t *testing.T) {
 }
 
 // The lease ended, another relay claimed the entry, and the first one marks it late.
+// Promise: G2.4
 func TestLateMarkChangesNothing(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()

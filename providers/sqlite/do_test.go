@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/sqlite"
@@ -80,6 +81,7 @@ func TestUnitStatements(t *testing.T) {
 }
 
 // If a handler tries to end its transaction, by any means, the unit is rolled back.
+// Promise: G4.4
 func TestHandlerCannotEndItsTransaction(t *testing.T) {
 	t.Parallel()
 	output := []outbox.Message{{Topic: "review", Payload: []byte("{}")}}
@@ -168,6 +170,7 @@ func TestHandlerThatDoesNotReturn(t *testing.T) {
 }
 
 // This also holds if the handler ignores its context, even in a statement that never ends.
+// Promise: G6.4
 func TestHandlerThatIgnoresItsContext(t *testing.T) {
 	t.Parallel()
 	const forever = `with recursive n (i) as (select 1 union all select i + 1 from n) select count(*) from n`
@@ -203,8 +206,8 @@ func TestHandlerThatIgnoresItsContext(t *testing.T) {
 			}()
 			<-inside
 			cancel()
-			require.NoError(t, db.Do(within(t, 5*time.Second), delivery("m2"), adds("p2")))
-			_, err := db.Append(within(t, 5*time.Second), "review-1", eventstore.NoStream, drafts(1))
+			require.NoError(t, db.Do(patience.Context(t), delivery("m2"), adds("p2")))
+			_, err := db.Append(patience.Context(t), "review-1", eventstore.NoStream, drafts(1))
 			require.NoError(t, err)
 			close(release)
 			requireClass(t, <-result, "shutdown", "")
@@ -229,8 +232,10 @@ func TestHandlerPastItsDeadline(t *testing.T) {
 	t.Parallel()
 	db := open(t, nil)
 	for _, fails := range []bool{true, false} {
-		err := db.Do(within(t, time.Second), delivery("m1"), func(ctx context.Context, tx *sql.Tx, _ provider.Found) (provider.Closing, error) {
+		unit, pass := patience.Deadline(t)
+		err := db.Do(unit, delivery("m1"), func(ctx context.Context, tx *sql.Tx, _ provider.Found) (provider.Closing, error) {
 			err := add(ctx, tx, "p1")
+			pass()
 			<-ctx.Done()
 			if fails {
 				err = add(ctx, tx, "p1")
@@ -263,13 +268,13 @@ func TestHandlerWithAnEarlierDeadline(t *testing.T) {
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		requireNothing(t, db)
 	}
-	require.NoError(t, db.Do(within(t, time.Minute), delivery("m1"), adds("p1")), "the write lock is free")
+	require.NoError(t, db.Do(patience.Context(t), delivery("m1"), adds("p1")), "the write lock is free")
 }
 
 // With a pool of one connection and more callers than connections, no caller deadlocks.
 func TestPoolOfOneConnection(t *testing.T) {
 	t.Parallel()
-	ctx := within(t, time.Minute)
+	ctx := patience.Context(t)
 	db, _ := traced(t, 1, routed())
 	errs := make(chan error)
 	const n = 8

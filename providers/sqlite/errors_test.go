@@ -11,7 +11,6 @@ import (
 	"reflect"
 	"syscall"
 	"testing"
-	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
@@ -19,11 +18,13 @@ import (
 	sqlite3 "modernc.org/sqlite/lib"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
+// Promise: G6.2
 func TestErrorsOfUnitsAreClassed(t *testing.T) {
 	t.Parallel()
 	fails := func(query string) handlerFunc {
@@ -149,6 +150,7 @@ func TestErrorsOfKinorasStatementsAreTransient(t *testing.T) {
 }
 
 // An error at a further row is reported, although the query returned without one.
+// Promise: G6.2
 func TestErrorsOfFurtherRows(t *testing.T) {
 	t.Parallel()
 	const second = `select json_extract(column1, '$') from (values ('{}'), ('{'))`
@@ -168,7 +170,7 @@ func TestErrorsOfFurtherRows(t *testing.T) {
 			unit, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			err := db.Do(unit, delivery("m1"), func(ctx context.Context, tx *sql.Tx, _ provider.Found) (provider.Closing, error) {
-				ctx, cancel := context.WithTimeout(ctx, time.Minute)
+				ctx, cancel := context.WithTimeout(ctx, patience.Limit())
 				defer cancel()
 				rows, err := query(ctx, tx)
 				require.NoError(t, err)
@@ -194,6 +196,7 @@ func errorOf(code int64) error {
 }
 
 // The commit succeeds or not, and the caller gets an i/o error in both cases.
+// Promise: G4.3
 func TestAmbiguousCommit(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()

@@ -30,6 +30,7 @@ var badData = map[string]string{
 }
 
 // Invalid input is a typed error, and no statement runs.
+// Promise: G1.15
 func TestBadInputReachesNoStatement(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()

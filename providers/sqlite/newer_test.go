@@ -5,12 +5,12 @@ import (
 	"database/sql"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
@@ -24,10 +24,8 @@ func TestASchemaNewerThanTheProgramIsRefused(t *testing.T) {
 	relay, err := outbox.NewRelay(db, discard{}, nil)
 	require.NoError(t, err)
 	for what, start := range map[string]func(context.Context) error{"ready": db.Ready, "migrate": db.Migrate, "relay": relay.Run} {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-		defer cancel()
 		var newer *sqlite.NewerError
-		err := start(ctx)
+		err := start(patience.Context(t))
 		require.ErrorAs(t, err, &newer, what)
 		require.EqualValues(t, 9, newer.Database)
 		require.EqualValues(t, 1, newer.Program)

@@ -66,6 +66,7 @@ func TestUnusualPaths(t *testing.T) {
 	}
 }
 
+// Promise: G1.14
 func TestOpenConfiguresConnections(t *testing.T) {
 	t.Parallel()
 	db := open(t, nil)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
@@ -105,7 +106,7 @@ func childDrains(path string) error {
 // key in order.
 func TestOrderBetweenDeliveriesAndReplaysOfOtherProcesses(t *testing.T) {
 	t.Parallel()
-	ctx := within(t, time.Minute)
+	ctx := patience.Context(t)
 	path := migrated(t)
 	db := openAt(t, path, nil)
 	_, err := db.SQL().Exec(inOrderDDL)
@@ -238,7 +239,7 @@ func TestTriesOfSeveralProcesses(t *testing.T) {
 	require.Equal(t, n, tried)
 	for _, p := range rows(t, db) {
 		require.Equal(t, 2, p.Attempts, "the failure that parked it, and one try")
-		require.WithinDuration(t, clock(t, db.SQL()).Add(time.Hour), p.DueAt, time.Minute)
+		require.WithinDuration(t, clock(t, db.SQL()).Add(time.Hour), p.DueAt, patience.Limit())
 	}
 }
 
@@ -300,14 +301,14 @@ func TestKilledProcessLeavesSuspects(t *testing.T) {
 	crashed := func() time.Time {
 		h, err := db.Beat(ctx, "here", time.Minute, 2*time.Hour)
 		require.NoError(t, err)
-		require.WithinDuration(t, clock(t, db.SQL()), h.Now, time.Minute)
+		require.WithinDuration(t, clock(t, db.SQL()), h.Now, patience.Limit())
 		return h.Crashed
 	}
 	require.Zero(t, crashed(), "its lease has not ended")
 	require.Equal(t, []bool{true, false, false}, suspects("here"))
 	require.NoError(t, shiftBack(db.SQL(), 2*time.Hour))
 	require.Equal(t, []string{"parked"}, due(t, db))
-	require.WithinDuration(t, clock(t, db.SQL()).Add(-time.Hour), crashed(), time.Minute)
+	require.WithinDuration(t, clock(t, db.SQL()).Add(-time.Hour), crashed(), patience.Limit())
 	require.Equal(t, []bool{true, false, false}, suspects("here"))
 	require.NoError(t, shiftBack(db.SQL(), 2*time.Hour))
 	require.Zero(t, crashed(), "its record is deleted")
@@ -319,7 +320,7 @@ func TestKilledProcessLeavesSuspects(t *testing.T) {
 // fails.
 func TestSwitchBetweenProcesses(t *testing.T) {
 	t.Parallel()
-	ctx := within(t, time.Minute)
+	ctx := patience.Context(t)
 	path := migrated(t)
 	// two DBs do not share a write lock in the process
 	db, other := openAt(t, path, nil), openAt(t, path, nil)
@@ -438,7 +439,7 @@ func TestParkingWaitsForABusyDatabase(t *testing.T) {
 	t.Parallel()
 	path := migrated(t)
 	db := openAt(t, path, nil)
-	ctx := within(t, time.Minute)
+	ctx := patience.Context(t)
 	park(t, db, keyed("a", "a1"), 0)
 	park(t, db, keyed("b", "b1"), -1)
 	first := rows(t, db)[0]

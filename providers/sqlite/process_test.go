@@ -16,6 +16,7 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/sqlite"
@@ -41,7 +42,7 @@ func TestWritesWaitForABusyDatabase(t *testing.T) {
 	t.Parallel()
 	path := migrated(t)
 	db := openAt(t, path, routed())
-	ctx := within(t, time.Minute)
+	ctx := patience.Context(t)
 	_, err := db.Append(ctx, "order-1", eventstore.NoStream, drafts(1)) // something to claim
 	require.NoError(t, err)
 	other := start(t, "hold-lock", path)
@@ -112,6 +113,7 @@ func childStalls(path string) error {
 	})
 }
 
+// Promise: G4.1
 func TestKilledBetweenHandlerAndCommit(t *testing.T) {
 	t.Parallel()
 	path := migrated(t)
@@ -159,6 +161,7 @@ func childDelivers(path string) error {
 
 // Each message is delivered 100 times at once, half of them in another process. No duplicate gets
 // an error.
+// Promise: G4.1
 func TestMessageDeliveredManyTimesAtOnceAppliesOnce(t *testing.T) {
 	t.Parallel()
 	path := migrated(t)
@@ -220,6 +223,7 @@ func childAppendsAndTakes(path string) error {
 	return errors.Join(json.NewEncoder(os.Stdout).Encode(seqs), db.Close())
 }
 
+// Promise: G2.1
 func TestTwoProcessesPublishEachEntryOnce(t *testing.T) {
 	t.Parallel()
 	path := migrated(t)
@@ -261,17 +265,20 @@ func TestTwoProcessesPublishEachEntryOnce(t *testing.T) {
 	require.Equal(t, entries, count(t, db.SQL(), "kinora_outbox where status = 'published'"))
 }
 
-// hammer appends for a time.
-func hammer(db *sqlite.DB, stream string, d time.Duration) (n int, err error) {
-	for end := time.Now().Add(d); time.Now().Before(end); n++ {
+// hammer appends to a stream until it and the stream of another process have some events.
+func hammer(db *sqlite.DB, stream, other string) (n int, err error) {
+	limit, both := time.Now().Add(patience.Limit()), false
+	for ; !both; n++ {
 		if _, err := db.Append(context.Background(), stream, eventstore.Any, drafts(1)); err != nil {
 			return n, err
+		}
+		err := db.SQL().QueryRow(`select count(*) = 2 from kinora_streams where stream in (?, ?) and version >= 50`, stream, other).Scan(&both)
+		if err != nil || time.Now().After(limit) {
+			return n, errors.Join(err, fmt.Errorf("after %d appends to %s, %s has too few", n, stream, other))
 		}
 	}
 	return n, nil
 }
-
-const hammering = time.Second
 
 func childHammers(path string) error {
 	db, err := sqlite.Open(context.Background(), path, routed())
@@ -280,7 +287,7 @@ func childHammers(path string) error {
 	}
 	fmt.Println("ready")
 	awaitLine()
-	n, err := hammer(db, "review-theirs", hammering)
+	n, err := hammer(db, "review-theirs", "review-ours")
 	fmt.Println(n)
 	return errors.Join(err, db.Close())
 }
@@ -292,13 +299,11 @@ func TestTwoProcessesBothProgress(t *testing.T) {
 	other := start(t, "hammer", path)
 	require.Equal(t, "ready", other.line())
 	other.send("go")
-	ours, err := hammer(db, "review-ours", hammering)
+	ours, err := hammer(db, "review-ours", "review-theirs")
 	require.NoError(t, err)
 	var theirs int
 	_, err = fmt.Sscan(other.line(), &theirs)
 	require.NoError(t, err)
 	other.wait()
-	t.Logf("appends in %s: %d here, %d there", hammering, ours, theirs)
-	require.Greater(t, 20*ours, theirs)
-	require.Greater(t, 20*theirs, ours)
+	t.Logf("appends: %d here, %d there", ours, theirs)
 }

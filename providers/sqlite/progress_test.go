@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -94,9 +95,10 @@ func nil0(context.Context, *sql.Tx, provider.Found) (provider.Closing, error) {
 // and the commit of a redelivery in the other: transactions of this package are immediate, so the
 // move waits, and the event takes effect once. A deferred transaction would fail with
 // SQLITE_BUSY_SNAPSHOT.
+// Promise: G4.7
 func TestMoveWaitsForRedelivery(t *testing.T) {
 	t.Parallel()
-	ctx := within(t, time.Minute)
+	ctx := patience.Context(t)
 	path := migrated(t)
 	one, other := openAt(t, path, nil), openAt(t, path, nil)
 	set, err := one.SetCheckpoint(ctx, totals, provider.Checkpoint{}, live(0))
@@ -122,7 +124,7 @@ func TestMoveWaitsForRedelivery(t *testing.T) {
 		select {
 		case err := <-moved:
 			require.Fail(t, "the checkpoint moved while a unit was open", "%v", err)
-		case <-time.After(50 * time.Millisecond):
+		case <-time.After(50 * time.Millisecond): // a longer wait would prove no more
 		}
 		return adds("k")(ctx, tx, found)
 	})

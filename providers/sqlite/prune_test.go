@@ -35,13 +35,13 @@ func TestDeleteEntries(t *testing.T) {
 		require.Equal(t, left, seqs(mustList(t, db, outbox.Filter{})))
 	}
 	all := []int64{1, 2, 3, 4, 5, 6, 7, 8}
-	require.NoError(t, shiftBack(db.SQL(), 7*day-time.Minute))
+	require.NoError(t, shiftBack(db.SQL(), 7*day-20*time.Minute))
 	prune(keep, 0, all...)
-	require.NoError(t, shiftBack(db.SQL(), time.Minute+time.Second))
+	require.NoError(t, shiftBack(db.SQL(), 20*time.Minute+time.Second))
 	prune(keep, 1, all[1:]...)
-	require.NoError(t, shiftBack(db.SQL(), 23*day-time.Minute))
+	require.NoError(t, shiftBack(db.SQL(), 23*day-20*time.Minute))
 	prune(keep, 0, all[1:]...)
-	require.NoError(t, shiftBack(db.SQL(), time.Minute))
+	require.NoError(t, shiftBack(db.SQL(), 20*time.Minute))
 	prune(keep, 1, all[2:]...)
 	require.NoError(t, shiftBack(db.SQL(), 1000*day))
 	prune(keep, 0, all[2:]...)

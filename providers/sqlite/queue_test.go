@@ -14,6 +14,7 @@ import (
 	moderncsqlite "modernc.org/sqlite"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -60,7 +61,7 @@ func TestUsersTransactionsQueueFairly(t *testing.T) {
 // from the handler for which it waits.
 func TestReadersDoNotWaitForUsersTransactions(t *testing.T) {
 	t.Parallel()
-	ctx := within(t, 30*time.Second)
+	ctx := patience.Context(t)
 	db := open(t, routed())
 	waiting := 4 * max(8, 2*runtime.GOMAXPROCS(0))
 	begun := make(chan error)
@@ -74,17 +75,13 @@ func TestReadersDoNotWaitForUsersTransactions(t *testing.T) {
 				begun <- err
 			}()
 		}
-		for db.SQL().Stats().InUse < min(waiting, max(8, 2*runtime.GOMAXPROCS(0))) {
-			runtime.Gosched()
-		}
-		read, cancel := context.WithTimeout(ctx, time.Second)
-		defer cancel()
-		for _, err := range db.ReadStream(read, "review-1", 0) {
+		patience.Until(t, func() bool { return db.SQL().Stats().InUse >= min(waiting, max(8, 2*runtime.GOMAXPROCS(0))) }, "waiting transactions")
+		for _, err := range db.ReadStream(ctx, "review-1", 0) {
 			require.NoError(t, err)
 		}
-		_, err := db.EntryCandidates(read, provider.EntryQuery{}, 1)
+		_, err := db.EntryCandidates(ctx, provider.EntryQuery{}, 1)
 		require.NoError(t, err)
-		return provider.Closing{}, db.SQL().QueryRowContext(read, `select 1`).Err()
+		return provider.Closing{}, db.SQL().QueryRowContext(ctx, `select 1`).Err()
 	}))
 	for range waiting {
 		require.NoError(t, <-begun)

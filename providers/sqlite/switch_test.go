@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
@@ -269,7 +270,7 @@ func TestLastReadsTheStore(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, ofOne.Close()) })
 	for name, db := range map[string]*sqlite.DB{"Open": open(t, nil), "New": ofOne} {
 		t.Run(name, func(t *testing.T) {
-			ctx := within(t, 20*time.Second)
+			ctx := patience.Context(t)
 			at, err := db.Append(ctx, "review-1", eventstore.NoStream, drafts(2))
 			require.NoError(t, err)
 			set, err := db.SetCheckpoint(ctx, totals, provider.Checkpoint{}, live(at.Position-1))

@@ -160,7 +160,7 @@ with recursive g (i) as (select 1 union all select i + 1 from g where i < 100000
 select 'w' || i, ?1, 'waiting', '{}', 0, iif(i % 2, 4000000000000, null) from g`, fulfil)
 	after := fastest()
 	t.Logf("an empty claim took %v, and %v beside 100,000 tasks that wait", before, after)
-	require.Less(t, after, 3*before)
+	require.Less(t, after, 20*before, "a scan would take thousands of times as long")
 }
 
 // Each commit that may make tasks due closes the channel, after the commit. The commit of a pool of

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"time"
 
 	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/eventstore"
@@ -56,9 +55,7 @@ func ExampleNew() {
 	must(err)
 	appended, err := repo.Update(ctx, "1", post("good"))
 	must(err)
-	limited, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	must(ratings.Wait(limited, db, appended))
+	must(ratings.Wait(ctx, db, appended))
 
 	fmt.Print(get(mux, "/readyz"))
 	for line := range strings.Lines(get(mux, "/metrics")) {

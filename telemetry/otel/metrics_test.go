@@ -282,6 +282,7 @@ func tableOf(found map[string]metricdata.Metrics) string {
 
 // Payloads, values of headers, streams, keys and texts of errors are neither in metrics nor in spans nor
 // in logs.
+// Promise: G13.3
 func TestTelemetryShowsNoSecrets(t *testing.T) {
 	t.Parallel()
 	var reported string
@@ -319,6 +320,7 @@ func (s *stubborn) LogID(ctx context.Context) (provider.LogID, error) {
 }
 
 // Gauges are queried at most once in Config.Every, and have no value after a query has failed.
+// Promise: G13.4
 func TestWatchQueriesSeldomAndShowsNoOldValues(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -21,6 +21,7 @@ import (
 	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
@@ -75,7 +76,7 @@ func newMeasured(t *testing.T) *measured {
 	m.tel, err = otel.New(otel.Config{
 		MeterProvider:  metric.NewMeterProvider(metric.WithReader(m.reader), metric.WithReader(exporter)),
 		TracerProvider: sdk.NewTracerProvider(sdk.WithSpanProcessor(m.spans)),
-		Every:          time.Millisecond, Timeout: time.Minute,
+		Every:          time.Millisecond, Timeout: patience.Limit(),
 	})
 	require.NoError(t, err)
 	return m
@@ -151,7 +152,7 @@ func run(t *testing.T, until func(m *measured) bool) *measured {
 		c, err := db.Checkpoint(t.Context(), provider.Build{Projector: "ratings"})
 		return err == nil && c.Mode == provider.ModeLive
 	}
-	require.Eventually(t, live, time.Minute, time.Millisecond)
+	patience.Until(t, live, "the projector to go live")
 	for _, category := range []string{"review", "lost", "down"} {
 		repo, err := eventstore.NewRepository(db, types, category, func(string) *review { return &review{} }, &eventstore.RepositoryConfig{OnUpdate: m.tel.Update})
 		require.NoError(t, err)
@@ -179,9 +180,12 @@ func run(t *testing.T, until func(m *measured) bool) *measured {
 		}
 		return nil
 	}))
-	for began := time.Now(); !until(m); time.Sleep(20 * time.Millisecond) {
-		require.Less(t, time.Since(began), time.Minute, "still missing: %s", m.lacks)
-	}
+	patience.NoError(t, func() error {
+		if !until(m) {
+			return errors.New(m.lacks)
+		}
+		return nil
+	})
 	require.NoError(t, stop())
 	require.NoError(t, stopFailing())
 	require.NoError(t, group.Stop())

@@ -22,6 +22,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
@@ -176,6 +177,7 @@ func (lines) Shutdown(context.Context) error { return nil }
 
 // The trace of a command goes from the append through the relay, the broker, the handler in another
 // process and its output, to the message that this output becomes.
+// Promise: G13.1
 func TestTheTraceOfACommandCrossesProcessesAndABroker(t *testing.T) {
 	t.Parallel()
 	dsn := postgrestest.DSN(t, nil)
@@ -206,10 +208,10 @@ func TestTheTraceOfACommandCrossesProcessesAndABroker(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "ready\n", line)
 
-	require.Eventually(t, func() bool {
+	patience.Until(t, func() bool {
 		c, err := db.Checkpoint(t.Context(), provider.Build{Projector: "ratings"})
 		return err == nil && c.Mode == provider.ModeLive
-	}, time.Minute, 10*time.Millisecond, "the second process applies what the broker delivers")
+	}, "the second process to apply what the broker delivers")
 
 	tel, tracers, ended := telemetry(t)
 	relay, err := outbox.NewRelay(db, pub, &outbox.RelayConfig{Topics: []string{"review"}, Observer: tel.Relay()})
@@ -224,13 +226,8 @@ func TestTheTraceOfACommandCrossesProcessesAndABroker(t *testing.T) {
 	require.NoError(t, err)
 	command.End()
 
-	var output *message.Message
-	select {
-	case output = <-moderation:
-		output.Ack()
-	case <-time.After(time.Minute):
-		require.Fail(t, "the output was not published")
-	}
+	output := patience.Receive(t, moderation, "the output")
+	output.Ack()
 	require.NoError(t, group.Stop())
 	require.NoError(t, stdin.Close())
 	require.NoError(t, child.Wait())
@@ -265,6 +262,7 @@ func TestTheTraceOfACommandCrossesProcessesAndABroker(t *testing.T) {
 
 // A unit and a Publish call of several messages have spans in traces of their own, with a link to the
 // update of each message. Output stays in the trace of its cause.
+// Promise: G13.1
 func TestSpansOfBatchesHaveLinks(t *testing.T) {
 	t.Parallel()
 	db, err := memory.New(&memory.Config{Route: outbox.ByCategory})
@@ -294,11 +292,11 @@ func TestSpansOfBatchesHaveLinks(t *testing.T) {
 	require.NoError(t, err)
 	group, err := kinora.Start(t.Context(), runner, relay)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool {
+	patience.Until(t, func() bool {
 		lag, err := p.Lag(t.Context(), db)
 		counts, countErr := db.StatusCounts(t.Context(), outbox.Pending, outbox.Claimed)
 		return err == nil && countErr == nil && lag.Events == 0 && counts[outbox.Pending]+counts[outbox.Claimed] == 0
-	}, time.Minute, time.Millisecond)
+	}, "everything to be applied and published")
 	require.NoError(t, group.Stop())
 
 	for _, name := range []string{"process ratings", "publish review"} {

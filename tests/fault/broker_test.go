@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/stretchr/testify/require"
 )
 
@@ -70,11 +71,11 @@ func TestBrokerKeepsOrderAndLosesNothing(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	var all sync.WaitGroup
 	all.Go(func() { consume(doomed, "doomed", 200) })
-	require.Eventually(t, func() bool { return b.count("acked") >= 150 }, 10*time.Second, time.Millisecond)
+	patience.Until(t, func() bool { return b.count("acked") >= 150 }, "150 acks")
 	require.NotEmpty(t, b.unacked("doomed"))
 	all.Go(func() { consume(ctx, "other", 0) })
 	kill()
-	require.Eventually(t, func() bool { _, idle := b.idle(); return idle }, 20*time.Second, 5*time.Millisecond)
+	patience.Until(t, func() bool { _, idle := b.idle(); return idle }, "an idle broker")
 	stop()
 	all.Wait()
 	require.Equal(t, streams*each, b.count("acked"))
@@ -129,7 +130,7 @@ func TestAckAfterDisconnectIsLate(t *testing.T) {
 	require.Equal(t, m.UUID, again.UUID)
 	require.Zero(t, b.count("acked"))
 	again.Ack()
-	require.Eventually(t, func() bool { return b.count("acked") == 1 }, 5*time.Second, time.Millisecond)
+	patience.Until(t, func() bool { return b.count("acked") == 1 }, "an ack")
 	require.Equal(t, 2, b.count("delivered"))
 }
 

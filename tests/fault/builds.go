@@ -71,7 +71,7 @@ func (r *run) requestOfAll(name string, how projector.RebuildHow) (number int) {
 	for _, p := range ps {
 		p.status.set(wordAsk, word)
 	}
-	r.await("the answers to a request", r.suite.drainLimit(), func() bool {
+	r.await("the answers to a request", func() bool {
 		return !slices.ContainsFunc(ps, func(p *process) bool { return p.status.get(wordAnswer) != word })
 	})
 	for _, p := range ps {
@@ -97,17 +97,17 @@ func (r *run) isBuilt(name string, number int) bool {
 	return g.State == "live" && g.Done
 }
 
-// promote makes a generation live, and returns how long that took.
-func (r *run) promote(name string, number int) time.Duration {
+// promote makes a generation live. It measures how long that takes.
+func (r *run) promote(what, name string, number int, limit time.Duration) {
 	db, err := postgres.New(r.pool, nil)
 	r.must(err)
 	defer db.Close()
 	begin := time.Now()
 	r.must(projector.Control(r.suite.ctx, db, name, number, projector.Promote, bySuite))
-	r.await(fmt.Sprintf("generation %d of %s to be live", number, name), r.suite.drainLimit(), func() bool {
+	r.await(fmt.Sprintf("generation %d of %s to be live", number, name), func() bool {
 		return r.generation(name, number).State == "live"
 	})
-	return time.Since(begin)
+	r.within(what, fmt.Sprintf("generation %d of %s was live again", number, name), time.Since(begin), limit)
 }
 
 // standby returns the generation that stands by, or a zero one.
@@ -122,7 +122,7 @@ func (r *run) standby(name string) (g builtGeneration) {
 
 // awaitFed waits until a generation is close to the live one.
 func (r *run) awaitFed(name string, number int) {
-	r.await(fmt.Sprintf("generation %d of %s to be fed", number, name), r.suite.drainLimit(), func() bool {
+	r.await(fmt.Sprintf("generation %d of %s to be fed", number, name), func() bool {
 		return r.countOf(`
 			select count(*) from kinora.checkpoints c, kinora.checkpoints l join kinora.generations g using (projector, generation)
 			where c.projector = $1 and c.generation = $2 and l.projector = $1 and g.state = 'live' and c.position > l.position - 200`, name, number) == 1
@@ -133,7 +133,7 @@ func (r *run) awaitFed(name string, number int) {
 func (r *run) awaitApplied(names ...string) {
 	begin, all := time.Now(), r.countOf(`select count(*) from kinora.events`)
 	for _, name := range names {
-		if !r.awaitOr(r.suite.drainLimit(), func() bool {
+		if !r.awaitOr(r.suite.patience(), func() bool {
 			for _, g := range r.fed(name) {
 				if r.countOf(fmt.Sprintf(`select coalesce(sum(cardinality(items)), 0) from %s_lists%s`, name, g.Suffix)) < all {
 					return false
@@ -141,7 +141,7 @@ func (r *run) awaitApplied(names ...string) {
 			}
 			return true
 		}) {
-			r.fail("%s does not have all events in %s", name, r.suite.drainLimit())
+			r.fail("%s does not have all events in %s", name, r.suite.patience())
 		}
 	}
 	r.measure("applied_ms", time.Since(begin))
@@ -155,7 +155,7 @@ func (r *run) fed(name string) []builtGeneration {
 // judgeBuilt compares each read model with the ledger.
 func (r *run) judgeBuilt(watches []*builtWatch, names ...string) {
 	for _, p := range r.all {
-		p.stop(r.drain)
+		p.stop()
 	}
 	var v verdict
 	ledger, h := r.judgeAppends(&v)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -119,7 +120,7 @@ func (w *work) build(ctx context.Context) error {
 
 func (w *work) buildConfig() projector.RunnerConfig {
 	return projector.RunnerConfig{
-		Concurrency: w.Concurrency, Batch: w.Unit, Lease: w.Lease, Timeout: w.Timeout, Drain: 5 * time.Second, LogErrors: true,
+		Concurrency: w.Concurrency, Batch: w.Unit, Lease: w.Lease, Timeout: w.Timeout, Drain: w.Patience, LogErrors: true,
 		Retry: claim.Backoff{Base: 50 * time.Millisecond, Max: time.Second, Attempts: w.Attempts}, Grace: time.Second, Log: w.db,
 	}
 }
@@ -196,8 +197,15 @@ func verifyWith[Tx any](ctx context.Context, w *work, units provider.Units[Tx], 
 		v.Repair = bySuite
 	}
 	cfg := w.buildConfig()
-	cfg.Lease *= 5 // the verifier's own failure is an error, also on a busy machine
+	cfg.Lease *= 5
 	result, err := p.Verify(ctx, units, v, &cfg)
+	// A message may be parked for a while after a kill, and on a busy machine the lease, or a wait for open units, may end.
+	again := func() bool {
+		return errors.Is(err, projector.ErrGeneration) || provider.ClassOf(err) == projector.ClassTransient
+	}
+	for begin := time.Now(); err != nil && again() && time.Since(begin) < w.Patience/2; pause(ctx, 100*time.Millisecond) {
+		result, err = p.Verify(ctx, units, v, &cfg)
+	}
 	if err != nil {
 		slog.Error("not verified", "err", err)
 		return err
@@ -211,11 +219,9 @@ func verifyWith[Tx any](ctx context.Context, w *work, units provider.Units[Tx], 
 }
 
 // verified waits for the end of a verifier, and returns its result.
-func (r *run) verified(p *process, limit time.Duration) *projector.Verified {
+func (r *run) verified(p *process) *projector.Verified {
 	ended := p.life()
-	if !r.awaitOr(limit, func() bool { return isClosed(ended) }) {
-		r.must(fmt.Errorf("%s has not ended in %s", p.Name, limit))
-	}
+	r.await("the end of "+p.Name, func() bool { return isClosed(ended) })
 	text, err := os.ReadFile(filepath.Join(r.dir, fmt.Sprintf("verified-%s-%d", p.Name, p.Life)))
 	r.must(err)
 	result := &projector.Verified{}

@@ -7,18 +7,21 @@ import (
 )
 
 var backendsCell = &cell{
+	// Promise: G1.1, G6.1
 	name: "backends", number: 4, summary: "pg_terminate_backend of random connections",
-	full: 150 * time.Second, short: 5 * time.Second, redelivers: true, requires: []string{"terminated_at_work", "terminated_with_many_open"}, run: runBackends,
+	full: 80 * time.Second, short: 3 * time.Second, alone: true, redelivers: true, requires: []string{"terminated_at_work", "terminated_with_many_open"}, run: runBackends,
 }
 
 func runBackends(r *run) {
 	r.server(brokerConfig{Duplicate: 0.02})
 	r.startAll(2, 2, nil)
-	r.during(func() {
-		r.sleep(r.between(50*time.Millisecond, 400*time.Millisecond))
-		terminate(r)
-	}, r.cell.requires...)
-	r.waitDrained(2 * lease)
+	r.prove(func() {
+		r.during(func() {
+			r.sleep(r.between(50*time.Millisecond, 400*time.Millisecond))
+			terminate(r)
+		})
+		r.waitDrained(2 * lease)
+	})
 	r.judge()
 }
 

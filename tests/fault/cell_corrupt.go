@@ -14,8 +14,9 @@ import (
 )
 
 var corruptCell = &cell{
+	// Promise: G6.2, G6.6
 	name: "corrupt", number: 12, summary: "deliveries delayed, reordered between keys, some preceded by a corrupted one",
-	full: time.Minute, short: 5 * time.Second, redelivers: true, fails: true,
+	full: 40 * time.Second, short: 3 * time.Second, redelivers: true, fails: true,
 	requires: []string{"flip", "truncated", "other_type", "empty_id", "delayed"}, run: runCorrupt,
 }
 
@@ -69,6 +70,13 @@ func (c *corrupter) tap(rnd *rand.Rand, l letter) []letter {
 	return []letter{bad, l}
 }
 
+// count returns how many letters were corrupted in a way.
+func (c *corrupter) count(kind string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.done[kind]
+}
+
 func runCorrupt(r *run) {
 	// Held messages are replayed one after another.
 	c := &corrupter{done: map[string]int{}, oneIn: 150}
@@ -79,18 +87,23 @@ func runCorrupt(r *run) {
 		c.kinds = append(c.kinds, kind)
 	}
 	r.server(brokerConfig{Duplicate: 0.02, Serial: true, Shuffle: true, Delay: 0.05, Tap: c.tap})
-	r.startAll(1, 2, func(s *settings) { s.Attempts = 3 })
+	r.startAll(1, 2, limitAttempts(3))
 	db, err := postgres.New(r.pool, nil)
 	r.must(err)
-	r.during(func() { r.sleep(500 * time.Millisecond); r.skipCorrupt(db) })
-	// plus the time of the held messages, and up to 30 s each that a worker rests while nothing can be applied
-	r.waitDrained(4*lease + 30*time.Second)
-	r.await("the held messages are replayed", time.Minute, func() bool {
-		r.skipCorrupt(db)
-		return r.countOf(openParked) == 0
+	for kind := range corruptions {
+		r.gauge(kind, func() int { return c.count(kind) })
+	}
+	r.gauge("delayed", func() int { return r.broker.count("delayed") })
+	r.prove(func() {
+		r.during(func() { r.acks(50); r.skipCorrupt(db) })
+		// plus the time of the held messages, and up to 30 s each that a worker rests while nothing can be applied
+		r.waitDrained(4*lease + 30*time.Second)
+		r.await("the held messages are replayed", func() bool {
+			r.skipCorrupt(db)
+			return r.countOf(openParked) == 0
+		})
 	})
 	r.allParked(c)
-	r.inject("delayed", r.broker.count("delayed"))
 	r.parked = r.countOf(`select count(*) from kinora.parked`)
 	r.judge()
 }
@@ -127,7 +140,6 @@ func (r *run) allParked(c *corrupter) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for kind, n := range c.done {
-		r.inject(kind, n)
 		for _, name := range []string{exactName, controlName} {
 			var got int
 			r.must(r.pool.QueryRow(r.suite.ctx, `select count(*) from kinora.parked where projector = $1 and state = 'skipped'

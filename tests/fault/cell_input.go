@@ -21,8 +21,9 @@ import (
 )
 
 var inputCell = &cell{
+	// Promise: G1.15
 	name: "input", number: 14, summary: "payloads and names that no database can store or must not run",
-	full: 30 * time.Second, short: 3 * time.Second, requires: []string{"refused", "stored"}, run: runInput,
+	full: 15 * time.Second, short: 3 * time.Second, requires: []string{"refused", "stored"}, run: runInput,
 }
 
 // statements counts the statements that a pool sends.

@@ -12,6 +12,7 @@ import (
 )
 
 var pointsCell = &cell{
+	// Promise: G3.1, G4.1, G4.2
 	name: "points", number: 1, summary: "SIGKILL at each named point of the library, before and after each step; every statement has points",
 	full: 100 * time.Second, short: time.Second, redelivers: true, byFault: true, fails: true,
 	requires: []string{"died_at_a_point", "parked_and_replayed"}, run: runPoints,
@@ -60,7 +61,7 @@ func runPoints(r *run) {
 		}
 	}
 	r.startAll(2, 3, change)
-	r.child(reading, change).awaitReady(30 * time.Second)
+	r.child(reading, change).awaitReady()
 	todo := map[string]chan string{}
 	for _, name := range []string{"producer", "relay", "runner", "batched", "reader"} {
 		todo[name] = make(chan string, 10*len(points))
@@ -81,26 +82,28 @@ func runPoints(r *run) {
 			}
 		}
 	}
-	stop := r.flow()
 	round := 0
-	for end := time.Now().Add(r.length); round == 0 || time.Now().Before(end); round++ {
-		deal()
-		var all sync.WaitGroup
-		for _, p := range r.all {
-			who := string(p.Role)
-			if p.Batched {
-				who = "batched"
+	r.prove(func() {
+		stop := r.flow()
+		for begin, first := time.Now(), round; round == first || time.Since(begin) < r.span; round++ {
+			deal()
+			var all sync.WaitGroup
+			for _, p := range r.all {
+				who := string(p.Role)
+				if p.Batched {
+					who = "batched"
+				}
+				all.Go(func() { r.guard(func() { dieAtEach(r, p, todo[who], round) }) })
 			}
-			all.Go(func() { r.guard(func() { dieAtEach(r, p, todo[who], round) }) })
+			all.Wait()
 		}
-		all.Wait()
-	}
-	stop()
-	r.await("the reader reads the whole log", drainLimit, func() bool {
-		return r.countOf(`select count(*) from kinora.checkpoints where projector like 'reader-%' and position = (select max(position) from kinora.events)`) == pointReaders
+		stop()
+		r.await("the reader reads the whole log", func() bool {
+			return r.countOf(`select count(*) from kinora.checkpoints where projector like 'reader-%' and position = (select max(position) from kinora.events)`) == pointReaders
+		})
+		awaitReplayed(r)
+		r.waitDrained(8 * lease)
 	})
-	awaitReplayed(r)
-	r.waitDrained(8 * lease)
 	r.judge()
 	var v verdict
 	_, h := r.judgeAppends(&v)
@@ -131,25 +134,25 @@ func dieAtEach(r *run, p *process, todo chan string, round int) {
 }
 
 // dieAt starts lives of p until one ends at the point. Some points are reached only after a SIGKILL
-// during work.
+// during work. On a slow or busy machine a life may need longer: each one has more time than the one before it.
 func (r *run) dieAt(p *process, point string, nth int) {
-	patience := 3 * time.Second
+	life := 3 * time.Second
 	switch {
 	case p.Role == relaying:
-		patience = 8 * time.Second // for the work that relays do every five seconds
+		life = 8 * time.Second // for the work that relays do every five seconds
 	case p.Role == reading || p.Batched: // units of one round trip only have events that are younger than each crash
-		patience = 15 * time.Second
+		life = 15 * time.Second
 	}
-	for range 6 {
+	for begin := time.Now(); time.Since(begin) < r.suite.patience(); life += life / 4 {
 		p.Point = fmt.Sprintf("%s#%d", point, nth)
 		r.must(p.begin())
 		ended := p.life()
 		if strings.HasPrefix(point, "release lease") { // it is released at the end
-			p.awaitReady(drainLimit)
+			p.awaitReady()
 			r.sleep(2 * p.Lease)
 			p.signal(syscall.SIGTERM)
 		}
-		if r.awaitOr(patience, func() bool { return isClosed(ended) }) {
+		if r.awaitOr(life, func() bool { return isClosed(ended) }) {
 			r.inject("died_at_a_point", 1)
 			if p.open() {
 				r.inject("kill_"+string(p.Role), 1)
@@ -182,7 +185,7 @@ func isClosed(c <-chan struct{}) bool {
 // awaitReplayed waits until no message is waiting or stuck.
 func awaitReplayed(r *run) {
 	var left int
-	if !r.awaitOr(60*time.Second, func() bool {
+	if !r.awaitOr(r.suite.patience(), func() bool {
 		rest, _, failed := r.backlog()
 		err := r.pool.QueryRow(r.suite.ctx, `select count(*) filter (where state in ('waiting', 'stuck')), count(*) from kinora.parked`).Scan(&left, &r.parked)
 		return err == nil && failed == nil && left == 0 && rest == ""

@@ -12,9 +12,10 @@ import (
 )
 
 var redisCell = &cell{
+	// Promise: G5.3, G5.4, G5.11
 	name: "redis", number: 27,
 	summary: "read models in a Redis that is killed and restarts empty or from an old snapshot, fed by a lossy broker and the log, by the log, and by the broker alone; under kill -9",
-	full:    4 * time.Minute, short: 5 * time.Second, redelivers: true, fails: true,
+	full:    150 * time.Second, short: 3 * time.Second, redelivers: true, fails: true,
 	requires: []string{"kill_runner", "kill_redis", "redis_empty", "redis_snapshot", "redis_saved", "redis_suspended", "exact_came_again", "logged_came_again", "broker_lost"},
 	requiresLong: []string{"kill_reader", "died_at_point", "kill_redis_with_runner", "lost_while_catching_up", "terminated_at_work", "concurrent", "attempts",
 		"parked_in_snapshot", "control_doubled"},
@@ -42,9 +43,20 @@ func runRedis(r *run) {
 	r.server(brokerConfig{Window: 1024, Duplicate: 0.05, Groups: []string{"readers", brokerName, controlName}})
 	s := &redisRun{run: r, saved: -1}
 	s.start()
-	r.during(s.disturb, "kill_runner", "kill_redis", "redis_empty", "redis_snapshot", "redis_suspended")
-	s.settle()
+	s.gaugeModels()
+	r.prove(func() {
+		s.calm(0)
+		r.during(s.disturb)
+		s.settle()
+	})
 	s.judge()
+}
+
+// calm sets whether handlers do not fail any more.
+func (s *redisRun) calm(is int64) {
+	for _, p := range s.runners {
+		p.status.set(wordCalm, is)
+	}
 }
 
 // start starts Redis and the processes.
@@ -58,7 +70,7 @@ func (s *redisRun) start() {
 	s.client = goredis.NewClient(o)
 	s.cleanup = append(s.cleanup, func() { _ = s.client.Close() })
 	timeout := 4 * time.Second
-	if s.length < time.Minute {
+	if !s.isLong() {
 		timeout = 2 * time.Second // a suspect waits so long, and a lease, for its next attempt
 	}
 	_, _, s.runners = s.startAll(1, 3, func(c *settings) {
@@ -130,7 +142,7 @@ func (s *redisRun) suspend() {
 	s.must(s.redis.Suspend())
 	s.trace.printf("suspended redis")
 	most := 3 * time.Second
-	if s.length < time.Minute {
+	if !s.isLong() {
 		most = time.Second
 	}
 	s.sleep(s.between(100*time.Millisecond, most))
@@ -153,7 +165,7 @@ func (s *redisRun) loseRedis() {
 	}
 	s.restartRedis(items)
 	if limit := 15 * time.Second; s.intn(2) == 0 {
-		if s.length < time.Minute {
+		if !s.isLong() {
 			limit = time.Second
 		}
 		s.awaitItems(limit)
@@ -198,8 +210,8 @@ func (s *redisRun) restartRedis(items int) {
 
 // settle waits until everything is applied.
 func (s *redisRun) settle() {
+	s.calm(1)
 	for _, p := range s.runners {
-		p.status.set(wordCalm, 1)
 		if p.Point != "" { // it must not die now
 			p.kill()
 			p.Point = ""
@@ -207,10 +219,10 @@ func (s *redisRun) settle() {
 		}
 	}
 	for _, p := range s.all {
-		p.awaitReady(30 * time.Second)
+		p.awaitReady()
 	}
 	s.waitDrained(10 * lease)
-	if done, rest := s.awaitItems(s.suite.drainLimit()); !done {
+	if done, rest := s.awaitItems(s.suite.patience()); !done {
 		s.fail("lost 1, doubled 0: not complete: %s", rest)
 		return
 	}

@@ -9,8 +9,9 @@ import (
 )
 
 var replyCell = &cell{
+	// Promise: G1.5, G4.3
 	name: "reply", number: 5, summary: "lost replies to commits: of appends, units, units in one and two round trips, and marks of relays",
-	full: 75 * time.Second, short: 5 * time.Second, redelivers: true, byFault: true,
+	full: 60 * time.Second, short: 3 * time.Second, redelivers: true, byFault: true,
 	requires: []string{"lost_append", "lost_mark", "lost_unit", "lost_one_trip", "lost_two_trips"}, run: runReply,
 }
 
@@ -68,8 +69,10 @@ func runReply(r *run) {
 			counted[name] = n
 		}
 	}
-	r.during(func() { r.sleep(50 * time.Millisecond); count() }, r.cell.requires...)
-	r.waitDrained(3 * lease)
-	count()
+	r.prove(func() {
+		r.during(func() { r.acks(20); count() })
+		r.waitDrained(3 * lease)
+		count()
+	})
 	r.judge()
 }

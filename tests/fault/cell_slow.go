@@ -6,8 +6,9 @@ import (
 )
 
 var slowCell = &cell{
+	// Promise: G2.5
 	name: "slow", number: 17, summary: "handlers and publications much slower than the leases of runners and relays, with duplicates",
-	full: time.Minute, short: time.Second, redelivers: true,
+	full: time.Minute, short: time.Second, alone: true, redelivers: true,
 	requires: []string{"slow_handler", "slow_publish", "twin", "in_flight"}, run: runSlow,
 }
 
@@ -22,7 +23,8 @@ func runSlow(r *run) {
 	r.ahead = 60
 	r.server(brokerConfig{Duplicate: 0.5, Slow: 2 * lease, Least: lease})
 	r.startAll(2, 2, func(s *settings) {
-		s.Streams, s.Hot, s.Timeout, s.Attempts = 900, 0, 3*slow, 5
+		limitAttempts(5)(s)
+		s.Streams, s.Hot, s.Timeout = 900, 0, 3*slow
 		s.Conns, s.Concurrency, s.Unit, s.Slow, s.Least = 80, 64, 2, slow, slow*3/4
 		s.Careful = !s.Batched
 	})
@@ -36,13 +38,20 @@ func runSlow(r *run) {
 			}
 		})
 	})
-	r.during(func() { r.sleep(lease / 10) })
-	r.waitDrained(10 * slow)
+	r.gauge("slow_handler", func() int { return int(r.sum(running, wordDone)) })
+	r.gauge("slow_publish", func() int { return r.broker.count("outlived") })
+	r.prove(func() {
+		r.during(func() { r.acks(1) })
+		r.waitDrained(10 * slow)
+	})
 	close(done)
 	watching.Wait()
 	r.blameless()
-	r.inject("slow_handler", int(r.sum(running, wordDone)))
-	r.inject("slow_publish", r.broker.count("outlived"))
+	r.forgive()
+	// On a slow or busy machine some leases end. Without renewals, most of them do.
+	if late := r.kinds()["looks_at_ended_leases"]; late > 0 && (r.isAlone() || 2*late > r.kinds()["looks"]) {
+		r.fail("live runners have let their leases expire, or in-flight records belong to no runner, in %d of %d looks", late, r.kinds()["looks"])
+	}
 	r.judge()
 }
 
@@ -55,7 +64,9 @@ func watchLeases(r *run) {
 			(select count(*) from kinora.runners where expires_at < clock_timestamp()),
 			(select count(*) from kinora.in_flight d left join kinora.runners n using (runner) where n.runner is null)`).Scan(&named, &ended, &orphaned))
 	r.inject("in_flight", named)
+	r.inject("looks", 1)
 	if ended+orphaned > 0 {
-		r.fail("%d live runners have let their leases expire; %d in-flight records belong to no runner", ended, orphaned)
+		r.trace.printf("%d leases of runners have ended, %d in-flight records belong to no runner", ended, orphaned)
+		r.inject("looks_at_ended_leases", 1)
 	}
 }

@@ -15,6 +15,7 @@ import (
 )
 
 var taskCodeCell = &cell{
+	// Promise: T10.1
 	name: "task-code", number: 36,
 	summary: "a rolling deploy of code with steps renamed, added, removed and appended, and of a new kind in both orders; and back again",
 	full:    20 * time.Second, short: time.Second,
@@ -44,7 +45,7 @@ func runTaskCode(r *run) {
 		}))
 	}
 	deploy := func(p *process, later bool, meanwhile ...func()) {
-		p.stop(r.drain)
+		p.stop()
 		for _, f := range meanwhile {
 			f()
 		}
@@ -53,15 +54,15 @@ func runTaskCode(r *run) {
 			p.More["later"] = "yes"
 		}
 		r.must(p.begin())
-		p.awaitReady(30 * time.Second)
+		p.awaitReady()
 	}
 	settled := func(what string, open int) {
-		r.await(what, r.suite.drainLimit(), func() bool {
+		r.await(what, func() bool {
 			return r.countOf(`select count(*) from kinora.tasks where status in ('pending', 'claimed', 'failed')`) == open
 		})
 	}
 	waitUnknown := func(n int) {
-		r.await("a task of an unknown kind", r.suite.drainLimit(), func() bool {
+		r.await("a task of an unknown kind", func() bool {
 			return r.countOf(`select count(*) from kinora.tasks where status = 'abandoned' and code = 'unknown'`) == n
 		})
 		r.inject("unknown", n)
@@ -79,7 +80,7 @@ func runTaskCode(r *run) {
 		}
 	}
 	for _, p := range workers {
-		p.awaitReady(30 * time.Second)
+		p.awaitReady()
 	}
 	waitUnknown(1)
 	settled("all tasks wait", 0)
@@ -102,7 +103,7 @@ func runTaskCode(r *run) {
 	for ; n < each; n++ {
 		open(n)
 	}
-	r.await("the new kind", r.suite.drainLimit(), func() bool {
+	r.await("the new kind", func() bool {
 		return r.countOf(`select count(*) from kinora.tasks where kind = 'code/new' and status = 'done'`) == 2
 	})
 	settled("each task has ended", 0)
@@ -116,7 +117,7 @@ func runTaskCode(r *run) {
 	requeued, err := db.RequeueTasks(ctx, task.Filter{Code: "changed", Status: []task.Status{task.Abandoned}}, task.Decision{By: "suite", Reason: "the old code is back"})
 	r.must(err)
 	r.inject("rolled_back", requeued)
-	r.awaitEnded(r.suite.drainLimit())
+	r.awaitEnded()
 	r.stopWorkers()
 	r.judgeCode(o, each)
 }
@@ -135,7 +136,6 @@ func (r *run) judgeCode(o *outside, each int) {
 	var v verdict
 	tasks := r.taskRows()
 	o.mu.Lock()
-	defer o.mu.Unlock()
 	left := maps.Clone(o.done)
 	once := func(id, key string) {
 		switch n := left[key]; {
@@ -178,5 +178,6 @@ func (r *run) judgeCode(o *outside, each int) {
 			v.find(&v.Lost, kind, "no error names both: %s", codeSteps[kind].names)
 		}
 	}
+	o.mu.Unlock()
 	r.endTasks(o, &v, each*len(codeSteps))
 }

@@ -10,9 +10,10 @@ import (
 )
 
 var taskPointsCell = &cell{
+	// Promise: T3.1, T9.1
 	name: "task-points", number: 33,
 	summary: "a worker killed, and stopped past the lease, at each point: around calls, steps, audit, status, and the completion of a group",
-	full:    90 * time.Second, short: time.Second, redelivers: true,
+	full:    60 * time.Second, short: time.Second, redelivers: true,
 	requires: []string{"died_at_a_point", "stopped_at_a_point"}, run: runTaskPoints,
 }
 
@@ -38,60 +39,61 @@ func runTaskPoints(r *run) {
 	var workers []*process
 	for i := range 3 {
 		workers = append(workers, r.worker(o, "shop", func(s *settings) {
-			s.Attempts = 20
 			s.More["audit"], s.More["steps"], s.More["operates"] = "yes", "1", "yes"
 			if i == 1 {
 				s.More["portable"] = "yes"
 			}
 		}))
 	}
-	stop := r.orders(15)
-	for _, p := range workers {
-		p.awaitReady(30 * time.Second)
-	}
-	round := 0
-	for end := time.Now().Add(r.length); round == 0 || time.Now().Before(end); round++ {
-		todo := make(chan todoPoint, 2*len(points))
-		portably, atOnce := make(chan todoPoint, 2*len(points)), make(chan todoPoint, 2*len(points)) // ways to claim
-		for _, point := range points {
-			first, _, _ := strings.Cut(point, ":")
-			if !isTaskPoint(point) && !slices.Contains(workersToo, first) {
-				continue
-			}
-			to := todo
-			switch first {
-			case "take task":
-				to = portably
-			case "claim tasks":
-				to = atOnce
-			}
-			to <- todoPoint{point, false}
-			if !r.suite.short || slices.Contains(stopsShort, first) {
-				to <- todoPoint{point, true}
-			}
+	round, n := 0, 0
+	r.prove(func() {
+		stop := r.orders(n, 15)
+		for _, p := range workers {
+			p.awaitReady()
 		}
-		var all sync.WaitGroup
-		for i, p := range workers {
-			all.Go(func() {
-				r.guard(func() {
-					if i == 1 {
-						visitPoints(r, p, portably, round)
-					} else {
-						visitPoints(r, p, atOnce, round)
-					}
-					visitPoints(r, p, todo, round)
+		for begin, first := time.Now(), round; round == first || time.Since(begin) < r.span; round++ {
+			todo := make(chan todoPoint, 2*len(points))
+			portably, atOnce := make(chan todoPoint, 2*len(points)), make(chan todoPoint, 2*len(points)) // ways to claim
+			for _, point := range points {
+				first, _, _ := strings.Cut(point, ":")
+				if !isTaskPoint(point) && !slices.Contains(workersToo, first) {
+					continue
+				}
+				to := todo
+				switch first {
+				case "take task":
+					to = portably
+				case "claim tasks":
+					to = atOnce
+				}
+				to <- todoPoint{point, false}
+				if !r.suite.short || slices.Contains(stopsShort, first) {
+					to <- todoPoint{point, true}
+				}
+			}
+			var all sync.WaitGroup
+			for i, p := range workers {
+				all.Go(func() {
+					r.guard(func() {
+						if i == 1 {
+							visitPoints(r, p, portably, round)
+						} else {
+							visitPoints(r, p, atOnce, round)
+						}
+						visitPoints(r, p, todo, round)
+					})
 				})
-			})
+			}
+			all.Wait()
 		}
-		all.Wait()
-	}
-	for _, p := range workers {
-		p.kill()
-		p.Point, p.Stops = "", false
-		r.must(p.begin())
-	}
-	n := stop()
-	r.awaitEnded(r.suite.drainLimit())
+		for _, p := range workers {
+			p.kill()
+			p.Point, p.Stops = "", false
+			r.must(p.begin())
+		}
+		n = stop()
+		r.awaitEnded()
+	})
 	r.stopWorkers()
 	r.judgeShop(o, n)
 	judgeSteps(r)
@@ -116,13 +118,15 @@ func visitPoints(r *run, p *process, todo chan todoPoint, round int) {
 	}
 }
 
-// visit starts lives of p until one reaches the point.
+// visit starts lives of p until one reaches the point. On a slow or busy machine a life may need longer: each one has more
+// time than the one before it.
 func (r *run) visit(p *process, point todoPoint, nth int) {
-	for range 6 {
+	life := 4 * time.Second
+	for begin := time.Now(); time.Since(begin) < r.suite.patience(); life += life / 4 {
 		p.Point, p.Stops = fmt.Sprintf("%s#%d", point.name, nth), point.stops
 		r.must(p.begin())
 		ended := p.life()
-		reached := r.awaitOr(4*time.Second, func() bool { return isClosed(ended) || point.stops && p.isStopped() })
+		reached := r.awaitOr(life, func() bool { return isClosed(ended) || point.stops && p.isStopped() })
 		switch {
 		case reached && point.stops:
 			r.sleep(p.Lease + p.Lease/2)

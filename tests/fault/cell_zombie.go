@@ -9,8 +9,9 @@ import (
 )
 
 var zombieCell = &cell{
+	// Promise: G2.1, G2.4, G3.1, G4.1
 	name: "zombie", number: 3, summary: "relays and runners stopped past their leases and resumed after peers have finished their work",
-	full: 160 * time.Second, short: 8 * time.Second, redelivers: true, byFault: true,
+	full: 100 * time.Second, short: 4 * time.Second, redelivers: true, byFault: true,
 	requires: []string{"zombie_relay", "zombie_runner", "late_mark"}, requiresLong: []string{"late_mark_met_a_claim"}, run: runZombie,
 }
 
@@ -21,15 +22,17 @@ const idleLimit = "idle_in_transaction_session_timeout=1500"
 func runZombie(r *run) {
 	r.server(brokerConfig{Duplicate: 0.02, Slow: 60 * time.Millisecond}, idleLimit)
 	_, relays, runners := r.startAll(2, 2, nil)
-	r.during(func() {
-		relay, runner := relays[r.intn(2)], runners[r.intn(2)]
-		var both sync.WaitGroup
-		both.Go(func() { r.guard(func() { stopRelay(r, relay) }) })
-		both.Go(func() { r.guard(func() { stopRunner(r, runner) }) })
-		both.Wait()
-		r.sleep(r.between(100*time.Millisecond, 500*time.Millisecond))
-	}, "zombie_relay", "zombie_runner")
-	r.waitDrained(2 * lease)
+	r.prove(func() {
+		r.during(func() {
+			relay, runner := relays[r.intn(2)], runners[r.intn(2)]
+			var both sync.WaitGroup
+			both.Go(func() { r.guard(func() { stopRelay(r, relay) }) })
+			both.Go(func() { r.guard(func() { stopRunner(r, runner) }) })
+			both.Wait()
+			r.sleep(r.between(100*time.Millisecond, 500*time.Millisecond))
+		})
+		r.waitDrained(2 * lease)
+	})
 	r.judge()
 }
 
@@ -45,9 +48,7 @@ func stopRelay(r *run, p *process) {
 	had, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	r.must(err)
 	early := r.intn(2) == 0
-	// Entries of an expired claim are claimed one by one, between the other relay's batches.
-	limit := 3*lease + time.Duration(len(had))*lease/4
-	finished := r.awaitOr(limit, func() bool {
+	finished := r.awaitOr(r.suite.patience(), func() bool {
 		var left, here int
 		err := r.pool.QueryRow(r.suite.ctx, `select count(*), count(*) filter (where claimed_by = $2) from kinora.outbox where id = any($1)`, had, p.Name).Scan(&left, &here)
 		return err == nil && (left == 0 || early && here < len(had))
@@ -69,24 +70,32 @@ func stopRunner(r *run, p *process) {
 	had := r.broker.unacked(p.Name)
 	r.sleep(lease)
 	r.broker.disconnect(p.Name)
-	finished := r.awaitOr(4*lease, func() bool { return r.broker.areAcked(had) })
+	finished := r.awaitOr(r.suite.patience(), func() bool { return r.broker.areAcked(had) })
 	r.wake(p, len(had), finished)
 }
 
 // stopBusy sends SIGSTOP at a moment when the process has work in hand, and reports whether that
 // happened soon.
 func (p *process) stopBusy() bool {
+	if !p.awaitBusy() {
+		p.r.inject("stopped_idle", 1)
+		return false
+	}
+	p.signal(syscall.SIGSTOP)
+	p.awaitStopped()
+	p.r.trace.printf("stopped %s open %d", p.Name, p.status.get(wordOpen))
+	return true
+}
+
+// awaitBusy waits for a moment when the process has work in hand, and reports whether it came soon.
+func (p *process) awaitBusy() bool {
 	for limit := time.Now().Add(time.Second); !p.open(); {
 		if time.Now().After(limit) {
-			p.r.inject("stopped_idle", 1)
 			return false
 		}
 		time.Sleep(100 * time.Microsecond)
 	}
 	time.Sleep(time.Duration(p.r.intn(2000)) * time.Microsecond)
-	p.signal(syscall.SIGSTOP)
-	p.awaitStopped()
-	p.r.trace.printf("stopped %s open %d", p.Name, p.status.get(wordOpen))
 	return true
 }
 

@@ -80,10 +80,10 @@ func countStarts(dir string) (map[string]int, error) {
 	return n, nil
 }
 
-// atMost records a measurement and fails the cell if it is above limit.
+// atMost records a measurement that depends on the machine. If the cell has it for itself, it fails above limit.
 func (r *run) atMost(what string, n, limit int) {
 	r.measure(what, time.Duration(n)*time.Millisecond)
-	if n > limit {
+	if n > limit && r.isAlone() {
 		r.fail("%s is %d, the limit is %d", what, n, limit)
 	}
 }

@@ -34,7 +34,7 @@ func (w *work) labor(ctx context.Context) error {
 	w.http = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 32}}
 	defer w.http.CloseIdleConnections()
 	cfg := task.WorkerConfig{
-		Concurrency: w.Concurrency, Lease: w.Lease, Timeout: w.Timeout, Poll: 100 * time.Millisecond, Drain: 5 * time.Second, Holder: w.Name, LogErrors: true,
+		Concurrency: w.Concurrency, Lease: w.Lease, Timeout: w.Timeout, Poll: 100 * time.Millisecond, Drain: w.Patience, Holder: w.Name, LogErrors: true,
 		Backoff: claim.Backoff{Base: 100 * time.Millisecond, Max: time.Second, Attempts: w.Attempts},
 		Observer: task.WorkerObserver{
 			Claimed: func(_ []task.Task, took time.Duration, _ error) {

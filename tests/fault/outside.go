@@ -66,7 +66,24 @@ func (r *run) systems() *outside {
 	o.server = &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
 	o.all.Go(func() { _ = o.server.Serve(l) })
 	r.cleanup = append(r.cleanup, func() { _ = o.server.Close(); o.all.Wait() })
+	r.control = func() (wrong, byFault int) {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return o.control()
+	}
 	return o
+}
+
+// control counts the keys that were called more than once, and the calls in excess: what they would have done in a system
+// that does not know keys.
+func (o *outside) control() (wrong, byFault int) {
+	for _, times := range o.done {
+		if times > 1 {
+			wrong++
+			byFault += times - 1
+		}
+	}
+	return wrong, byFault
 }
 
 func (o *outside) call(w http.ResponseWriter, q *http.Request) {
@@ -115,6 +132,16 @@ func (o *outside) audit(w http.ResponseWriter, q *http.Request) {
 		return
 	}
 	o.records[rec.Task] = append(o.records[rec.Task], rec.What)
+}
+
+// mostRefused returns how often the sink refused the record that it refused most often.
+func (o *outside) mostRefused() (most int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, times := range o.refused {
+		most = max(most, times)
+	}
+	return most
 }
 
 // set changes the systems while they are called.

@@ -94,9 +94,9 @@ func (p *process) onEnd(may func(code int) bool) {
 }
 
 // awaitReady waits until the process works.
-func (p *process) awaitReady(limit time.Duration) {
-	p.r.await(p.Name+" to work", limit, func() bool { return p.status.get(wordReady) == 1 })
-}
+func (p *process) awaitReady() { p.r.await(p.Name+" to work", p.isReady) }
+
+func (p *process) isReady() bool { return p.status.get(wordReady) == 1 }
 
 // open reports whether the process has work in hand, which makes a kill count.
 func (p *process) open() bool { return p.status.get(wordOpen) > 0 }
@@ -133,7 +133,7 @@ func (p *process) kill() (counts bool) {
 
 // awaitStopped waits until the kernel has stopped all threads of the process.
 func (p *process) awaitStopped() {
-	p.r.await(p.Name+" to stop", 5*time.Second, p.isStopped)
+	p.r.await(p.Name+" to stop", p.isStopped)
 }
 
 // isStopped reports whether the process is stopped, or gone.
@@ -152,8 +152,9 @@ func (p *process) restart() (counts bool) {
 	return counts
 }
 
-// stop sends SIGTERM. The process must drain within limit and exit without an error.
-func (p *process) stop(limit time.Duration) {
+// stop sends SIGTERM. The process must drain and exit without an error. It has more time than its own limit.
+func (p *process) stop() {
+	limit := 2 * p.r.suite.patience()
 	p.mu.Lock()
 	ended, cmd := p.ended, p.cmd
 	p.mu.Unlock()

@@ -67,7 +67,7 @@ func (w *work) read(ctx context.Context) error {
 		}))
 	}
 	cfg := projector.RunnerConfig{
-		Batch: w.Unit, Lease: w.Lease, Timeout: w.Timeout, Drain: 5 * time.Second, LogErrors: true,
+		Batch: w.Unit, Lease: w.Lease, Timeout: w.Timeout, Drain: w.Patience, LogErrors: true,
 		Retry: claim.Backoff{Base: 50 * time.Millisecond, Max: time.Second, Attempts: w.Attempts},
 	}
 	first, err := projector.NewRunner(watchedUnits[pgx.Tx]{w.db, w.db, w}, projector.FromLog(w.db), cfg, tx...)

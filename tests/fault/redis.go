@@ -106,7 +106,7 @@ func (w *work) projectRedis(ctx context.Context) error {
 
 func (w *work) redisConfig() projector.RunnerConfig {
 	return projector.RunnerConfig{
-		Concurrency: w.Concurrency, Batch: w.Unit, Careful: w.Careful, Lease: w.Lease, Timeout: w.Timeout, Drain: 5 * time.Second, LogErrors: true,
+		Concurrency: w.Concurrency, Batch: w.Unit, Careful: w.Careful, Lease: w.Lease, Timeout: w.Timeout, Drain: w.Patience, LogErrors: true,
 		Retry: claim.Backoff{Base: 50 * time.Millisecond, Max: time.Second, Attempts: w.Attempts}, Grace: w.Grace, Log: w.db,
 		Observer: projector.RunnerObserver{Completed: w.appliedAgain},
 	}

@@ -75,10 +75,10 @@ func ofLists(ctx context.Context, client *goredis.Client, projector string, ask 
 func (s *redisRun) judge() {
 	for _, as := range []role{producing, relaying, running} {
 		for _, p := range s.of(as) {
-			p.stop(s.drain)
+			p.stop()
 		}
 	}
-	var v, without verdict
+	var v verdict
 	ledger, h := s.judgeAppends(&v)
 	for _, name := range []string{exactName, readName} {
 		var one verdict
@@ -89,20 +89,32 @@ func (s *redisRun) judge() {
 	for _, why := range v.reasons {
 		s.trace.printf("verdict %s", why)
 	}
-	control := s.model(controlName)
-	judgeModel(h, control, &without)
-	for kind, n := range map[string]int{"lost": without.Lost, "doubled": without.Doubled, "misordered": without.Misordered} {
-		s.inject("control_"+kind, n)
-	}
 	s.judgeBroker(h)
 	s.judgeHeldAgainst()
-	events, err := readEvents(s.suite.ctx, s.pool)
-	s.must(err)
-	s.result.ControlByFault = doubledBy(events, s.broker.copies(), control)
-	for i, name := range []string{exactName, readName} {
-		s.inject(name+"_came_again", int(s.sum(running, wordAgain+i)))
+	s.count(ledger, &v, s.countOf(`select count(*) from kinora.parked`))
+}
+
+// gaugeModels reads what the projectors in Redis have lost, and what the readers have applied again.
+func (s *redisRun) gaugeModels() {
+	verdictOf := func(name string) (v verdict) {
+		var log verdict
+		_, h := s.judgeAppends(&log)
+		judgeModel(h, s.model(name), &v)
+		return v
 	}
-	s.count(ledger, &v, len(without.streams), s.countOf(`select count(*) from kinora.parked`))
+	s.gauge("control_lost", func() int { return verdictOf(controlName).Lost })
+	s.gauge("control_doubled", func() int { return verdictOf(controlName).Doubled })
+	s.gauge("control_misordered", func() int { return verdictOf(controlName).Misordered })
+	s.gauge("broker_lost", func() int { return verdictOf(brokerName).Lost })
+	s.gauge("broker_misordered", func() int { return verdictOf(brokerName).Misordered })
+	for i, name := range []string{exactName, readName} {
+		s.gauge(name+"_came_again", func() int { return int(s.sum(running, wordAgain+i)) })
+	}
+	s.control = func() (wrong, byFault int) {
+		events, err := readEvents(s.suite.ctx, s.pool)
+		s.must(err)
+		return len(verdictOf(controlName).streams), doubledBy(events, s.broker.copies(), s.model(controlName))
+	}
 }
 
 // traceWrong writes the lists with violations to the history.
@@ -121,8 +133,6 @@ func (s *redisRun) judgeBroker(h history) {
 	for _, why := range v.reasons {
 		s.trace.printf("verdict %s %s", brokerName, why)
 	}
-	s.inject("broker_lost", v.Lost)
-	s.inject("broker_misordered", v.Misordered)
 	if v.Doubled+v.Phantom > 0 {
 		s.fail("%s: lost 0, doubled %d, phantom %d", brokerName, v.Doubled, v.Phantom)
 	}

@@ -87,7 +87,7 @@ func (w *work) relay(ctx context.Context) error {
 	pub := &publisher{socket: w.Socket, name: w.Name}
 	defer func() { _ = pub.Close() }()
 	relay, err := outbox.NewRelay(&watchedOutbox{DB: w.db, w: w, held: map[int64]time.Time{}}, pub, &outbox.RelayConfig{
-		Batch: w.Batch, Lease: w.Lease, Poll: 100 * time.Millisecond, Holder: w.Name, OrderedPublisher: w.Ordered, LogErrors: true,
+		Batch: w.Batch, Lease: w.Lease, Poll: 100 * time.Millisecond, Drain: w.Patience, Holder: w.Name, OrderedPublisher: w.Ordered, LogErrors: true,
 		Backoff: claim.Backoff{Base: 50 * time.Millisecond, Max: time.Second, Attempts: w.Attempts},
 	})
 	if err != nil {

@@ -1,11 +1,9 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -15,7 +13,6 @@ import (
 type result struct {
 	Cell         string         `json:"cell"`
 	Seed         uint64         `json:"seed"`
-	Duration     float64        `json:"duration_s"`
 	Injected     map[string]int `json:"injected"`
 	Commands     int            `json:"commands"`
 	Acked        int            `json:"acked"`
@@ -25,7 +22,7 @@ type result struct {
 	Phantom      int            `json:"phantom"`
 	Misordered   int            `json:"misordered"`
 	ControlWrong int            `json:"control_wrong"`
-	OK           bool           `json:"ok"`
+	ranOnce
 
 	Rejected int `json:"rejected"`
 	// ControlByFault counts items, without those that the broker copied.
@@ -39,12 +36,41 @@ type result struct {
 	Note           string         `json:"note,omitempty"`
 }
 
-func writeReport(path string, results []result) error {
-	text, err := json.MarshalIndent(results, "", "  ")
-	if err != nil {
-		return err
+func (r result) name() string { return r.Cell }
+
+// isSkipped reports whether the cell could not run here.
+func (r *result) isSkipped() bool { return r.OK && strings.HasPrefix(r.Note, "skipped") }
+
+// line writes the result as a line that programs can read: "ok" or "FAILED", the cell, its seconds, and the first failure.
+func (r *result) line(to io.Writer) {
+	switch {
+	case r.isSkipped():
+		_, _ = fmt.Fprintf(to, "%-7s %s  %.1fs  %s\n", "skipped", r.Cell, r.Duration, r.Note)
+	case r.OK:
+		_, _ = fmt.Fprintf(to, "%-7s %s  %.1fs\n", "ok", r.Cell, r.Duration)
+	default:
+		why := "not judged"
+		if len(r.Failures) > 0 {
+			why, _, _ = strings.Cut(r.Failures[0], "\n")
+		}
+		_, _ = fmt.Fprintf(to, "%-7s %s  %.1fs  %s\n", "FAILED", r.Cell, r.Duration, why)
 	}
-	return os.WriteFile(path, append(text, '\n'), 0o644)
+}
+
+// tally writes how many cells passed, failed and were skipped, those in the record included.
+func tally(to io.Writer, results []result, recorded int) {
+	passed, failed, skipped := 0, 0, recorded
+	for _, r := range results {
+		switch {
+		case !r.OK:
+			failed++
+		case r.isSkipped():
+			skipped++
+		default:
+			passed++
+		}
+	}
+	_, _ = fmt.Fprintf(to, "%d passed, %d failed, %d skipped\n", passed, failed, skipped)
 }
 
 // table writes the results as a table.

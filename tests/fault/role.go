@@ -50,6 +50,7 @@ type settings struct {
 	// Attempts limits the attempts before an entry is abandoned or a message is stuck; negative
 	// means unlimited.
 	Attempts int
+	Patience time.Duration // limit on its drain, and on the wait for its goroutines
 	Skew     time.Duration // error of its clock, in whole seconds (see skewed.go)
 	Point    string        // crash point at which it kills itself, with the build tag kinora_fault
 	Stops    bool          // it stops itself there instead
@@ -114,15 +115,15 @@ func (w *work) run(ctx context.Context) error {
 	if err := w.life(ctx); err != nil {
 		return err
 	}
-	return leaked(before)
+	return leaked(before, w.Patience)
 }
 
-// leaked returns an error if a role that ended without an error leaves goroutines behind.
-func leaked(before int) error {
-	for limit := time.Now().Add(3 * time.Second); runtime.NumGoroutine() > before; time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(limit) {
-			stacks := make([]byte, 1<<20)
-			return leakError(before, string(stacks[:runtime.Stack(stacks, true)]))
+// leaked returns an error if a role that ended without an error leaves goroutines behind that do not end within limit.
+func leaked(before int, limit time.Duration) (err error) {
+	for begin := time.Now(); runtime.NumGoroutine() > before; time.Sleep(20 * time.Millisecond) {
+		stacks := make([]byte, 1<<20)
+		if err = leakError(before, string(stacks[:runtime.Stack(stacks, true)])); err == nil || time.Since(begin) > limit {
+			return err
 		}
 	}
 	return nil

@@ -28,6 +28,7 @@ type cell struct {
 	redelivers   bool          // the control arm must be wrong
 	byFault      bool          // the control arm must be wrong even without the broker's copies
 	byFaultLong  bool          // that, in runs of a minute or more
+	alone        bool          // in the full form it has the machine for itself, because it limits times
 	fails        bool          // handlers fail, or messages are corrupted
 	requires     []string      // kinds that must be injected, or the cell proves nothing
 	requiresLong []string      // kinds that must also be injected in runs of a minute or more
@@ -48,7 +49,12 @@ type run struct {
 	start  time.Time
 	trace  *trace
 	ahead  int           // limit on commands that are not acked yet; this backlog is the load
-	drain  time.Duration // limit on the time in which a child must end
+	span   time.Duration // time to inject faults in the present call of prove's work
+	work   float64       // the work done, in multiples of the planned work
+	needs  []string      // kinds that must be injected
+	gauges map[string]func() int
+	// control counts the items of the control that are wrong, and those that the fault doubled.
+	control func() (wrong, byFault int)
 
 	pg      *pgtest.Server
 	dsn     string // of the cell's database
@@ -131,11 +137,18 @@ func (r *run) must(err error) {
 	}
 }
 
-// await polls until done returns true, and gives up after limit.
-func (r *run) await(what string, limit time.Duration, done func() bool) {
-	if !r.awaitOr(limit, done) {
+// await polls until done returns true. It gives up when the suite's patience ends.
+func (r *run) await(what string, done func() bool) {
+	if limit := r.suite.patience(); !r.awaitOr(limit, done) {
 		r.must(fmt.Errorf("waited %s for %s", limit, what))
 	}
+}
+
+// hasFailed reports whether a failure was recorded.
+func (r *run) hasFailed() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.failures) > 0
 }
 
 // awaitOr polls until done returns true, and reports whether that happened within limit.
@@ -179,6 +192,8 @@ func (r *run) server(b brokerConfig, more ...string) {
 	r.must(err)
 	r.broker, err = newBroker(filepath.Join(r.dir, "broker"), r.seed, t, b)
 	r.must(err)
+	r.control = r.controlArm
+	r.commonGauges()
 }
 
 // child starts a process. change, if not nil, modifies its settings.
@@ -191,7 +206,7 @@ func (r *run) child(as role, change func(*settings)) *process {
 	}
 	p := &process{r: r, settings: settings{
 		Role: as, Name: fmt.Sprintf("%s-%d", as, n), DSN: r.dsn, Socket: r.broker.socket, Dir: r.dir, Seed: r.seed + uint64(len(r.all)),
-		Conns: 12, Lease: lease, Attempts: -1, Timeout: 10 * time.Second,
+		Conns: 12, Lease: lease, Attempts: -1, Timeout: 10 * time.Second, Patience: r.suite.patience(),
 		Streams: 300, Hot: 4, Workers: 16, Length: 200, Alone: true,
 		Batch: 50, Ordered: n%2 == 1,
 		Concurrency: concurrency(n, r.seed), Group: r.broker.cfg.Groups[0], Control: true, Batched: as == running && n%2 == 0,
@@ -226,7 +241,7 @@ func (r *run) startAll(relays, runners int, change func(*settings)) (producer *p
 		ps = append(ps, r.child(running, change))
 	}
 	for _, p := range r.all {
-		p.awaitReady(30 * time.Second)
+		p.awaitReady()
 	}
 	return producer, rs, ps
 }
@@ -281,37 +296,20 @@ func (r *run) flow() (stop func()) {
 	return stop
 }
 
-// during lets commands flow for the cell's injection time and calls work repeatedly meanwhile. It
-// continues for up to patience until all kinds are injected.
-func (r *run) during(work func(), kinds ...string) {
+// during lets commands flow and calls work repeatedly meanwhile, for the time in span, and at least once.
+func (r *run) during(work func()) {
 	stop := r.flow()
 	defer stop()
-	lacks := func(kind string) bool { return r.kinds()[kind] == 0 }
-	for begin := time.Now(); time.Since(begin) < r.length || time.Since(begin) < r.length+patience && slices.ContainsFunc(kinds, lacks); {
+	for begin, n := time.Now(), 0; n == 0 || time.Since(begin) < r.span; n++ {
 		work()
 	}
 }
 
-// patience is how much longer a cell may take to inject all required faults.
-const patience = 30 * time.Second
-
-// drainLimit is how long a cell waits for its backlog. A mutant may never finish it.
-func (s *suite) drainLimit() time.Duration {
-	if s.mutant {
-		return 10 * time.Second
-	}
-	return 90 * time.Second
-}
-
 // waitDrained waits until every event is published and acked, no copy is pending, and no parked message
-// is retried automatically. It fails the cell if that takes longer than within, or three times as
-// long in short cells, which share the machine. Suspects whose attempt ended with its process have
-// more time: see docs/adr/0014.
-func (r *run) waitDrained(within time.Duration) (took time.Duration) {
-	begin := time.Now()
-	if r.suite.short {
-		within *= 3
-	}
+// is retried automatically. It fails a full run if that takes longer than within. Suspects whose attempt
+// ended with its process have more time: see docs/adr/0014.
+func (r *run) waitDrained(within time.Duration) {
+	begin, took := time.Now(), time.Duration(0)
 	for {
 		rest, putOff, err := r.backlog()
 		if err == nil && rest == "" && took == 0 {
@@ -320,20 +318,16 @@ func (r *run) waitDrained(within time.Duration) (took time.Duration) {
 		if err == nil && rest == "" && putOff == 0 {
 			break
 		}
-		if limit := r.suite.drainLimit(); time.Since(begin) > limit {
+		if limit := r.suite.patience(); time.Since(begin) > limit {
 			r.fail("not drained in %s: %s, %d lanes delayed, %v; first %s", limit, rest, putOff, err, r.firstLane())
-			return time.Since(begin)
+			return
 		}
 		r.sleep(10 * time.Millisecond)
 	}
 	all := time.Since(begin)
-	r.measure("drained_ms", took)
 	r.measure("put_off_ms", all-took)
-	if took > within {
-		r.fail("drained in %s, the limit is %s", took.Round(time.Millisecond), within)
-	}
+	r.within("drained_ms", "drained", took, within)
 	r.say("drained in %s, suspects in %s", took.Round(time.Millisecond), all.Round(time.Millisecond))
-	return took
 }
 
 // backlogSQL counts events, open entries and held lanes. A lane is delayed if it is not due yet and
@@ -423,14 +417,17 @@ func newRun(s *suite, c *cell) (*run, error) {
 	}
 	seed := s.seed ^ uint64(c.number)<<32
 	r := &run{
-		suite: s, cell: c, length: c.full, seed: seed, dir: dir, start: time.Now(), trace: t, ahead: 500, drain: drainLimit,
-		rnd: rand.New(rand.NewPCG(seed, 0)), injected: map[string]int{},
+		suite: s, cell: c, length: c.full, seed: seed, dir: dir, start: time.Now(), trace: t, ahead: 500,
+		rnd: rand.New(rand.NewPCG(seed, 0)), injected: map[string]int{}, gauges: map[string]func() int{}, needs: slices.Clone(c.requires),
 	}
 	switch {
 	case s.length > 0:
 		r.length = s.length
 	case s.short:
 		r.length = c.short
+	}
+	if r.span = r.length; r.isLong() {
+		r.needs = append(r.needs, c.requiresLong...)
 	}
 	return r, nil
 }

@@ -225,7 +225,7 @@ func newArms[Tx any](w *work, s *started, u provider.Units[Tx], exec func(contex
 		both.projectors = append(both.projectors, arm(controlName, "control_", projector.Options{}))
 	}
 	both.cfg = projector.RunnerConfig{
-		Concurrency: w.Concurrency, Batch: w.Unit, Careful: w.Careful, Lease: w.Lease, Timeout: w.Timeout, Drain: 5 * time.Second, LogErrors: true,
+		Concurrency: w.Concurrency, Batch: w.Unit, Careful: w.Careful, Lease: w.Lease, Timeout: w.Timeout, Drain: w.Patience, LogErrors: true,
 		Retry: claim.Backoff{Base: 50 * time.Millisecond, Max: time.Second, Attempts: w.Attempts}, Grace: w.Grace,
 		Observer: projector.RunnerObserver{Completed: w.completed},
 	}

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/stdlib"
 	_ "github.com/lib/pq"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/providers/postgres"
@@ -77,6 +77,7 @@ func rating(t *testing.T, pool *sql.DB, k kit, product string) (r sqlkits.Rating
 }
 
 // A write of the kit, an event with its entry, a message and a task commit together or not at all.
+// Promise: G1.1, G1.4
 func TestAWriteAnEventAMessageAndATaskAreOneTransaction(t *testing.T) {
 	each(t, func(t *testing.T, db *postgres.DB, pool *sql.DB, k kit) {
 		definition := task.DefineTx("reviews/count", func(ctx context.Context, tx *sql.Tx, product string) (int, []outbox.Message, error) {
@@ -121,7 +122,7 @@ func TestAWriteAnEventAMessageAndATaskAreOneTransaction(t *testing.T) {
 		require.NoError(t, err)
 		group, err := kinora.Start(t.Context(), worker)
 		require.NoError(t, err)
-		require.Eventually(t, func() bool { return count(t, db, `select count(*) from ratings where product = 'chair'`) == 1 }, 30*time.Second, 10*time.Millisecond)
+		patience.Until(t, func() bool { return count(t, db, `select count(*) from ratings where product = 'chair'`) == 1 }, "the task")
 		require.NoError(t, group.Stop())
 		require.Equal(t, 1, rating(t, pool, k, "chair").Reviews)
 	})
@@ -129,6 +130,7 @@ func TestAWriteAnEventAMessageAndATaskAreOneTransaction(t *testing.T) {
 
 // A projector whose handler uses the kit. Each event takes effect once, although the handler fails
 // after some of its writes. The handler appends an event of its own.
+// Promise: G4.5
 func TestAProjectorOfEachKit(t *testing.T) {
 	each(t, func(t *testing.T, db *postgres.DB, pool *sql.DB, k kit) {
 		var runs atomic.Int64
@@ -171,6 +173,7 @@ func TestAProjectorOfEachKit(t *testing.T) {
 }
 
 // lib/pq is another driver: its transaction is refused before a statement is sent, and stays usable.
+// Promise: G1.4
 func TestATransactionOfAnotherDriverIsRefused(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, &postgres.Config{Route: outbox.ByCategory}, sqlkits.Schema)

@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/kinora-go/kinora/cmd/kinora/commands"
+	"github.com/kinora-go/kinora/internal/patience"
 )
 
 // newBrowser starts a headless browser with a new profile. KINORA_SKIP=browser skips the test.
@@ -48,11 +49,7 @@ func newBrowser(t *testing.T) context.Context {
 	t.Cleanup(stop)
 	ctx, stop = chromedp.NewContext(ctx)
 	t.Cleanup(stop)
-	limit := 3 * time.Minute
-	if os.Getenv("KINORA_SCREENSHOTS") != "" {
-		limit = 9 * time.Minute
-	}
-	ctx, stop = context.WithTimeout(ctx, limit)
+	ctx, stop = context.WithTimeout(ctx, patience.Limit())
 	t.Cleanup(stop)
 	return ctx
 }
@@ -82,17 +79,16 @@ func (p *person) text() string {
 // sees waits until the page shows all of these texts. Without scripts a person reloads it.
 func (p *person) sees(texts ...string) {
 	p.Helper()
-	var shown string
-	for limit := time.Now().Add(60 * time.Second); time.Now().Before(limit); time.Sleep(100 * time.Millisecond) {
-		shown = p.text()
+	patience.NoError(p, func() error {
+		shown := p.text()
 		if !slices.ContainsFunc(texts, func(t string) bool { return !strings.Contains(shown, t) }) {
-			return
+			return nil
 		}
 		if !p.scripts {
 			p.do(chromedp.Reload())
 		}
-	}
-	p.Fatalf("the page does not show %q:\n%s", texts, shown)
+		return fmt.Errorf("a page that shows %q:\n%s", texts, shown)
+	})
 }
 
 // follows clicks a link.
@@ -105,13 +101,10 @@ func (p *person) follows(text string) {
 func (p *person) navigates(does chromedp.Action[chromedp.Void]) {
 	p.Helper()
 	p.do(chromedp.Evaluate[chromedp.Void](`document.documentElement.setAttribute("data-old", "yes")`), does)
-	for limit := time.Now().Add(60 * time.Second); time.Now().Before(limit); time.Sleep(50 * time.Millisecond) {
+	patience.Until(p, func() bool {
 		is, err := chromedp.Run(p.ctx, chromedp.Evaluate[bool](`document.readyState === "complete" && !document.documentElement.hasAttribute("data-old")`))
-		if err == nil && is {
-			return
-		}
-	}
-	p.Fatalf("the page stays:\n%s", p.text())
+		return err == nil && is
+	}, "the next page")
 }
 
 // submits fills in a form and submits it with the Enter key.
@@ -248,7 +241,7 @@ func (p *person) busy(w *world) {
 		for range rand.IntN(8 + 6*(i/40%3)) {
 			w.rate(fmt.Sprintf("pot-%d", rand.IntN(500)), 1+rand.IntN(5))
 		}
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) // the plots show a rate over time
 	}
 }
 

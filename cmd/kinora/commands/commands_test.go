@@ -142,6 +142,7 @@ func TestWrongCommandLinesHaveStatus2(t *testing.T) {
 }
 
 // Everything can be read as JSON, and nothing shows data of users.
+// Promise: O3.3
 func TestPayloadsAreHidden(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -218,6 +219,7 @@ func TestStreamsAreListedInPages(t *testing.T) {
 	require.Contains(t, w.fails(1, "streams", "cat", "review-none"), "does not exist")
 }
 
+// Promise: O1.1
 func TestPausesAreFollowed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -21,6 +21,7 @@ import (
 	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/cmd/kinora/commands"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/providers/postgres"
@@ -184,13 +185,7 @@ func (w *world) fails(want int, args ...string) string {
 // eventually waits until is returns no error.
 func (w *world) eventually(is func() error) {
 	w.Helper()
-	var err error
-	for limit := time.Now().Add(60 * time.Second); time.Now().Before(limit); time.Sleep(50 * time.Millisecond) {
-		if err = is(); err == nil {
-			return
-		}
-	}
-	w.Fatal(err)
+	patience.NoError(w, is)
 }
 
 // shows waits until a command prints all of these texts.

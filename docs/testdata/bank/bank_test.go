@@ -97,7 +97,7 @@ func TestStatements(t *testing.T) {
 		})
 	}
 	clients.Wait()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	for _, at := range all {
 		check(t, Statements.Wait(ctx, db, at))

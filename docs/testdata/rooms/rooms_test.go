@@ -59,7 +59,7 @@ func TestWaitingList(t *testing.T) {
 	check(t, err)
 	t.Cleanup(func() { check(t, running.Stop()) })
 
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	rooms, guests := []string{"1", "2"}, []string{"ann", "ben", "cy", "dee"}
 	var clients sync.WaitGroup
@@ -147,7 +147,7 @@ func settle(ctx context.Context, t *testing.T, db *sqlite.DB, bookings *projecto
 		if before.Events == 0 && after.Events == 0 && before.Position == after.Position && counts[task.Done] == all {
 			return
 		}
-		time.Sleep(5 * time.Millisecond)
+		time.Sleep(5 * time.Millisecond) // between two polls
 	}
 	t.Fatal("the hotel does not come to rest")
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/kinora-go/kinora/examples/distributed/brokers"
 	"github.com/kinora-go/kinora/internal/longtest"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/internal/pgtest"
 	"github.com/kinora-go/kinora/internal/redistest"
 )
@@ -43,7 +44,7 @@ func reconnect(t *testing.T, b brokers.Broker, open func(*testing.T, string) (me
 				m := message.NewMessage(watermill.NewUUID(), []byte("x"))
 				ids.Store(m.UUID, true)
 				for publisher.Publish("reconnect", m) != nil { // the server is away
-					time.Sleep(50 * time.Millisecond)
+					time.Sleep(50 * time.Millisecond) // between two attempts
 				}
 				sent.Add(1)
 			}
@@ -52,7 +53,7 @@ func reconnect(t *testing.T, b brokers.Broker, open func(*testing.T, string) (me
 	work.Go(func() {
 		for _, after := range []int64{publishers * each / 3, publishers * each / 2} {
 			for sent.Load() < after {
-				time.Sleep(time.Millisecond)
+				time.Sleep(time.Millisecond) // between two polls
 			}
 			if err := restart(); err != nil {
 				t.Error(err)
@@ -68,7 +69,7 @@ func reconnect(t *testing.T, b brokers.Broker, open func(*testing.T, string) (me
 			require.True(t, known)
 			got[m.UUID] = true
 			m.Ack()
-		case <-time.After(30 * time.Second):
+		case <-time.After(patience.Limit()):
 			require.FailNow(t, "messages are missing", "%d of %d arrived", len(got), publishers*each)
 		}
 	}
@@ -109,7 +110,7 @@ func (p *prepared) Close() error {
 }
 
 func (p *prepared) SubscribeInitialize(topic string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience.Limit())
 	defer cancel()
 	return p.broker.Prepare(ctx, topic)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"net/http"
 	"strings"
 	"time"
 
@@ -31,11 +32,12 @@ type natsBroker struct {
 const natsPartitions = 8
 
 const (
-	natsTimeout  = 2 * time.Second  // of a publication, an ack or another request
-	natsElection = 30 * time.Second // in which a cluster must have elected leaders
+	natsTimeout = 2 * time.Second  // of a publication, an ack or another request
+	natsReport  = 30 * time.Second // between reports that a server has not answered yet
 )
 
-// Prepare creates streams. With three servers each stream is on all of them.
+// Prepare creates streams. With three servers each stream is on all of them. It waits for servers
+// that do not answer yet, until ctx ends.
 func (n natsBroker) Prepare(ctx context.Context, topics ...string) error {
 	conn, err := n.connect()
 	if err != nil {
@@ -47,7 +49,7 @@ func (n natsBroker) Prepare(ctx context.Context, topics ...string) error {
 		return err
 	}
 	for _, topic := range topics {
-		_, err := js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
+		stream := jetstream.StreamConfig{
 			Name: topic, Subjects: []string{topic + ".*"},
 			Storage: jetstream.FileStorage, Replicas: len(n.hosts),
 			// Limits, not WorkQueue: each projector reads every message. Messages are deleted by age.
@@ -55,9 +57,12 @@ func (n natsBroker) Prepare(ctx context.Context, topics ...string) error {
 			// A message that is published again within this time is dropped. It saves deliveries: markers
 			// recognize a repetition at any time.
 			Duplicates: 2 * time.Minute,
+		}
+		_, err := answered(ctx, n.log, "create stream "+topic, func(ctx context.Context) (jetstream.Stream, error) {
+			return js.CreateOrUpdateStream(ctx, stream)
 		})
 		if err != nil {
-			return wrap("create stream "+topic, err)
+			return err
 		}
 	}
 	return nil
@@ -113,6 +118,36 @@ func (n natsBroker) Subscriber(group string) (message.Subscriber, error) {
 	}}
 	s.life, s.end = context.WithCancel(context.Background())
 	return s, nil
+}
+
+// answered sends a request until a server answers it. While a cluster starts or elects its leaders,
+// servers are silent, or say that they cannot answer now.
+func answered[T any](ctx context.Context, log watermill.LoggerAdapter, what string, request func(context.Context) (T, error)) (T, error) {
+	var reason string
+	var reported time.Time
+	for {
+		try, cancel := context.WithTimeout(ctx, natsTimeout)
+		answer, err := request(try)
+		cancel()
+		if err == nil || !mayPass(err) {
+			return answer, wrap(what, err)
+		}
+		if err.Error() != reason || time.Since(reported) > natsReport {
+			log.Error("NATS does not answer yet", wrap(what, err), nil)
+			reason, reported = err.Error(), time.Now()
+		}
+		if !pause(ctx, 100*time.Millisecond) {
+			return answer, wrap(what, err)
+		}
+	}
+}
+
+// mayPass reports whether a request failed because of the state of the servers, not of the request.
+func mayPass(err error) bool {
+	if api := (*jetstream.APIError)(nil); errors.As(err, &api) {
+		return api.Code >= http.StatusInternalServerError && api.ErrorCode != jetstream.JSErrCodeJetStreamNotEnabled
+	}
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout) || errors.Is(err, nats.ErrNoResponders)
 }
 
 func (n natsBroker) connect() (*nats.Conn, error) {

@@ -58,23 +58,16 @@ func (s *natsSubscriber) Subscribe(ctx context.Context, topic string) (<-chan *m
 	return out, nil
 }
 
-// open creates the consumer of a partition, unless it exists. While a cluster elects leaders its
-// servers do not answer, so open tries again until natsElection is over.
+// open creates the consumer of a partition, unless it exists.
 func (s *natsSubscriber) open(ctx context.Context, topic string, partition int) (jetstream.MessagesContext, error) {
-	ctx, cancel := context.WithTimeout(ctx, natsElection)
-	defer cancel()
-	for {
-		try, cancel := context.WithTimeout(ctx, natsTimeout)
-		consumer, err := s.js.CreateOrUpdateConsumer(try, topic, s.consumer(partition, topic))
-		cancel()
-		if err == nil {
-			// A server that does not answer is noticed after two heartbeats.
-			return consumer.Messages(jetstream.PullMaxMessages(1), jetstream.PullExpiry(5*time.Second), jetstream.PullHeartbeat(time.Second))
-		}
-		if away := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrNoResponders); !away || !pause(ctx, 100*time.Millisecond) {
-			return nil, wrap("create a consumer of "+topic, err)
-		}
+	consumer, err := answered(ctx, s.log, "create a consumer of "+topic, func(ctx context.Context) (jetstream.Consumer, error) {
+		return s.js.CreateOrUpdateConsumer(ctx, topic, s.consumer(partition, topic))
+	})
+	if err != nil {
+		return nil, err
 	}
+	// A server that does not answer is noticed after two heartbeats.
+	return consumer.Messages(jetstream.PullMaxMessages(1), jetstream.PullExpiry(5*time.Second), jetstream.PullHeartbeat(time.Second))
 }
 
 // read passes the messages of a partition to out until ctx ends or the consumer is deleted.

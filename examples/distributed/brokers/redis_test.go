@@ -4,13 +4,13 @@ import (
 	"errors"
 	"log/slog"
 	"testing"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
 	"github.com/kinora-go/kinora/examples/distributed/brokers"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/internal/redistest"
 )
 
@@ -32,13 +32,7 @@ func TestRedisStreamsLosesItsData(t *testing.T) {
 		return s, messages
 	}
 	receive := func(messages <-chan *message.Message) *message.Message {
-		select {
-		case m := <-messages:
-			return m
-		case <-time.After(20 * time.Second):
-			require.FailNow(t, "no message, and the subscription does not end")
-			return nil
-		}
+		return patience.Receive(t, messages, "a message, or the end of the subscription")
 	}
 	first, messages := subscribe()
 	require.NoError(t, publisher.Publish("topic", message.NewMessage(watermill.NewUUID(), nil)))

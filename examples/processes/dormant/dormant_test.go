@@ -55,6 +55,7 @@ func project(t *testing.T, db *memory.DB, timers *projector.Projector[*memory.Mo
 	return func() { check(t, group.Stop()) }
 }
 
+// Promise: T1.1, T13.1
 func TestDormant(t *testing.T) {
 	t.Parallel()
 	c, db, s := open(t)

@@ -45,6 +45,7 @@ func (s *system) Forget(_ context.Context, key, _ string) error {
 
 var errDown = errors.New("503 Service Unavailable")
 
+// Promise: T8.1
 func TestErase(t *testing.T) {
 	t.Parallel()
 	db, err := sqlite.Open(t.Context(), filepath.Join(t.TempDir(), "persons.db"), nil)
@@ -116,7 +117,7 @@ func erased(t *testing.T, db *sqlite.DB) (n int) {
 // wait returns the task when it has the status.
 func wait(t *testing.T, db task.Inspector, id string, status task.Status) task.Task {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	for ctx.Err() == nil {
 		found, err := db.Tasks(ctx, task.Filter{IDs: []string{id}, Status: []task.Status{status}})
@@ -124,7 +125,7 @@ func wait(t *testing.T, db task.Inspector, id string, status task.Status) task.T
 		if len(found) == 1 {
 			return found[0]
 		}
-		time.Sleep(5 * time.Millisecond)
+		time.Sleep(5 * time.Millisecond) // between two polls
 	}
 	t.Fatalf("%s has not become %s", id, status)
 	return task.Task{}

@@ -113,6 +113,7 @@ func TestVerdict(t *testing.T) {
 
 // Many transfers at the same time keep the sum, and a transfer that is undone leaves no trace in it.
 // The oracle is the log: each withdrawal has exactly one deposit or one return.
+// Promise: T7.1
 func TestNoMoneyIsLost(t *testing.T) {
 	t.Parallel()
 	db, b := bank(t)
@@ -169,7 +170,7 @@ func work(t *testing.T, b *transfers.Bank) {
 // wait returns the task when it has one of these statuses.
 func wait(t *testing.T, db task.Inspector, id string, statuses ...task.Status) task.Task {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	for ctx.Err() == nil {
 		found, err := db.Tasks(ctx, task.Filter{IDs: []string{id}, Status: statuses})
@@ -177,7 +178,7 @@ func wait(t *testing.T, db task.Inspector, id string, statuses ...task.Status) t
 		if len(found) == 1 {
 			return found[0]
 		}
-		time.Sleep(5 * time.Millisecond)
+		time.Sleep(5 * time.Millisecond) // between two polls
 	}
 	t.Fatalf("%s has not become %v", id, statuses)
 	return task.Task{}
