@@ -59,7 +59,7 @@ func (r *reader) begin(ctx context.Context, g *generation) (provider.Checkpoint,
 	ctx, cancel := context.WithTimeout(ctx, r.runner.cfg.Timeout)
 	defer cancel()
 	if g.Generation == 0 {
-		return provider.Checkpoint{}, r.verify(ctx, provider.Checkpoint{})
+		return provider.Checkpoint{}, r.checkLog(ctx, provider.Checkpoint{})
 	}
 	for {
 		c, err := r.runner.store.Checkpoint(ctx, g.Build)
@@ -69,10 +69,11 @@ func (r *reader) begin(ctx context.Context, g *generation) (provider.Checkpoint,
 		if c.Mode == provider.ModeEnded {
 			return c, provider.ErrEnded
 		}
-		if c.Mode != 0 {
-			return c, r.verify(ctx, c)
+		err = r.verify(ctx, g.Build, c)
+		if errors.Is(err, provider.ErrFenced) {
+			continue
 		}
-		if err := r.verify(ctx, c); err != nil {
+		if c.Mode != 0 || err != nil {
 			return c, err
 		}
 		if c.Place, err = r.beginning(ctx, g.Source); err != nil {
@@ -162,9 +163,27 @@ func logPlace(e eventstore.Raw) provider.LogPlace {
 	return provider.LogPlace{Position: e.Position, ID: e.ID, RecordedAt: e.RecordedAt}
 }
 
-// verify returns ErrLogChanged if the log is not the one of the checkpoint, or no longer has its
-// event.
-func (r *reader) verify(ctx context.Context, c provider.Checkpoint) error {
+// verify returns ErrLogChanged if the log is not the one of a checkpoint, or no longer has its event. If
+// the store has another checkpoint by then, it returns ErrFenced: a failover or a restored backup may have
+// taken the log and the read model back together.
+func (r *reader) verify(ctx context.Context, b provider.Build, c provider.Checkpoint) error {
+	err := r.checkLog(ctx, c)
+	if !errors.Is(err, ErrLogChanged) {
+		return err
+	}
+	stored, readErr := r.runner.store.Checkpoint(ctx, b)
+	if readErr != nil {
+		return readErr
+	}
+	stored = stored.InSegment(r.segment)
+	if stored.Lineage != c.Lineage || stored.Place.Position != c.Place.Position || stored.Place.ID != c.Place.ID {
+		return provider.ErrFenced
+	}
+	return err
+}
+
+// checkLog returns ErrLogChanged if the log does not have what a checkpoint says.
+func (r *reader) checkLog(ctx context.Context, c provider.Checkpoint) error {
 	id, err := r.log.LogID(ctx)
 	if err != nil {
 		return err

@@ -275,7 +275,7 @@ func (r *Runner) renew(ctx context.Context, name string, terms claim.Terms, lost
 // step does one thing. more reports whether the next one can follow at once.
 func (r *reader) step(ctx, hard context.Context) (more bool, err error) {
 	if now := r.runner.cfg.Clock(); now.Sub(r.verified) > r.runner.cfg.Lease/3 {
-		if err := r.verify(ctx, r.at); err != nil {
+		if err := r.verify(ctx, r.build(), r.at); err != nil {
 			return false, err
 		}
 		if err := r.checkModel(ctx); err != nil {
@@ -418,7 +418,7 @@ func (r *reader) check(ctx context.Context, page *provider.LogPage) error {
 	if page.Server == r.server {
 		return nil
 	}
-	if err := r.verify(ctx, r.at); err != nil {
+	if err := r.verify(ctx, r.build(), r.at); err != nil {
 		return err
 	}
 	isFirst := r.server == ""

@@ -268,7 +268,7 @@ func (r *reader) attachSegment(ctx context.Context) error {
 	if was.Token != (claim.Token{}) && was.Token != r.terms.Token { // that reader did not detach
 		r.suspects = maxBatch
 	}
-	if err := r.verify(ctx, r.at); err != nil {
+	if err := r.verify(ctx, r.build(), r.at); err != nil {
 		return err
 	}
 	return r.checkServing(ctx)

@@ -172,6 +172,44 @@ func TestTheReaderOfARestoredLogStops(t *testing.T) {
 	}
 }
 
+// The log and the read model are restored together while a runner runs, as by a failover that loses the
+// last transactions. The read model has the effects of no other events: the runner goes on, and applies
+// what is appended now.
+// Promise: G7.12
+func TestALogAndAReadModelThatGoBackTogether(t *testing.T) {
+	t.Parallel()
+	for _, segments := range []int{0, 3} {
+		t.Run(fmt.Sprint("segments ", segments), func(t *testing.T) {
+			t.Parallel()
+			db := newRestorable(t)
+			appendCounted(t, db.DB, 1, 20)
+			run := func() (<-chan error, func() error) {
+				return runListed(t, db.DB, projector.FromLog(db.DB), projector.RunnerConfig{Lease: time.Minute}, listed(projector.Options{Segments: segments}))
+			}
+			_, stop := run()
+			awaitLists(t, db.DB, listedUpTo(20))
+			require.NoError(t, stop())
+			restore := db.backup()
+			done, stop := run()
+			appendCounted(t, db.DB, 21, 40)
+			awaitLists(t, db.DB, listedUpTo(40))
+			restore()
+			other := &restorable{T: t, name: db.name, config: db.config, server: db.server}
+			other.open()
+			appendCounted(t, other.DB, 21, 23)
+			awaitLists(t, other.DB, listedUpTo(23))
+			appendCounted(t, other.DB, 24, 50)
+			awaitLists(t, other.DB, listedUpTo(50))
+			select {
+			case err := <-done:
+				require.NoError(t, err)
+			default:
+			}
+			require.NoError(t, stop())
+		})
+	}
+}
+
 // The log and the read model are restored together. The broker has messages of events that were
 // lost: they are parked, and nothing is applied for them.
 // Promise: G7.11
