@@ -93,13 +93,17 @@ func (r *Runner) dryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {
 		u.intent.DryRun = func(changes []Change) { result.Changes = p.named(changes) }
 		err := u.attempt(ctx, false)
 		if err == nil {
-			for _, live := range u.live {
-				if live {
+			for i, m := range msgs {
+				switch {
+				case m.aside != nil: // it could not be decoded
+					result.Failures = append(result.Failures, DryRunFailure{*m.parked, m.aside.cause})
+				case u.live[i] && u.parked[i] == nil:
 					result.Messages++
+				default:
+					result.Waiting++
 				}
 			}
 			result.Output = u.output
-			result.Waiting += len(msgs) - result.Messages
 			return result, nil
 		}
 		if provider.ClassOf(err) == ClassTransient || ctx.Err() != nil {

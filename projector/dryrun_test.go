@@ -56,6 +56,35 @@ func TestDryRunShowsReplayAndWritesNothing(t *testing.T) {
 	})
 }
 
+// An event that cannot be decoded would fail, and the messages behind it would wait.
+// Promise: G6.14
+func TestADryRunNamesWhatCannotBeDecoded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := newDB(t)
+		bad := newFaults(map[string]error{"x-2": errNever})
+		f := make(subscription)
+		stop := run(t, db, f, projector.RunnerConfig{}, define(marked, bad.run))
+		for n := 1; n <= 4; n++ {
+			f.deliver(t, keyed("x", n))
+			m := keyed("y", n)
+			if n == 1 {
+				m.Payload = []byte(`{"Stars":"many"}`)
+			}
+			f.deliver(t, m)
+		}
+		require.NoError(t, stop())
+		require.Len(t, parked(t, db), 7)
+		bad.fix()
+		got, err := define(marked, bad.run).DryRun(t.Context(), db, projector.ParkedFilter{}, nil)
+		require.NoError(t, err)
+		require.Equal(t, []int{3, 3}, []int{got.Messages, got.Waiting})
+		require.Len(t, got.Failures, 1)
+		require.Equal(t, "y-1", got.Failures[0].Parked.MessageID)
+		require.Equal(t, "undecodable", provider.CodeOf(got.Failures[0].Err))
+	})
+}
+
 // A message that is not selected holds the messages behind it.
 func TestDryRunCoversSelectedMessages(t *testing.T) {
 	t.Parallel()

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	_ "unsafe" // for go:linkname
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -24,6 +25,14 @@ import (
 	"github.com/kinora-go/kinora/internal/pgtest"
 	"github.com/kinora-go/kinora/internal/redistest"
 )
+
+// suiteTimeout is how long Watermill's suite waits for messages: 15 seconds, which a busy machine needs to
+// let a second consumer into a group. It has no other way to change it than a build tag.
+//
+//go:linkname suiteTimeout github.com/ThreeDotsLabs/watermill/pubsub/tests.defaultTimeout
+var suiteTimeout time.Duration
+
+func init() { suiteTimeout = 20 * time.Second }
 
 // reconnect is the case TestReconnect of the suite. That one reads the list of published messages while
 // another goroutine may still write it. Many goroutines publish while the server is restarted twice. Each
