@@ -3,7 +3,9 @@ package projector
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora/internal/crash"
@@ -80,22 +82,24 @@ func (p *projection) revive(ctx context.Context, code string) error {
 func (r *Runner) prune(ctx context.Context) {
 	for _, p := range r.feeding() {
 		if p.reader != nil {
-			r.pruneRows(ctx, p, func(ctx context.Context) (int, error) {
+			r.pruneRows(ctx, p, oldMarkers, func(ctx context.Context) (int, error) {
 				return r.store.PruneApplied(ctx, p.build(), p.marked, pruneLimit)
 			})
 		}
 		if p != r.byName[p.name] {
 			continue // the main one prunes by age
 		}
-		r.pruneRows(ctx, p, func(ctx context.Context) (int, error) {
+		r.pruneRows(ctx, p, oldMarkers, func(ctx context.Context) (int, error) {
 			return r.store.Prune(ctx, p.name, p.marked, r.cfg.Markers.Window, pruneLimit)
 		})
 	}
 }
 
+const oldMarkers = "old markers"
+
 // pruneRows calls prune until it deletes nothing. Of the runners of a projector, one at a time does
-// that, so that their pauses add up to the intended ones.
-func (r *Runner) pruneRows(ctx context.Context, p *projection, prune func(context.Context) (int, error)) {
+// that, so that their pauses add up to the intended ones. what is the word for the rows in the log.
+func (r *Runner) pruneRows(ctx context.Context, p *projection, what string, prune func(context.Context) (int, error)) {
 	turn := sweep.Turn{Leases: r.store, Name: "prune-markers/" + p.build().String(), Holder: r.id, Clock: r.cfg.Clock}
 	err := sweep.Run(ctx, turn, func(ctx context.Context) (bool, error) {
 		began := r.cfg.Clock()
@@ -111,7 +115,7 @@ func (r *Runner) pruneRows(ctx context.Context, p *projection, prune func(contex
 		return n > 0 && ctx.Err() == nil, err
 	})
 	if err != nil && ctx.Err() == nil {
-		r.report(slog.LevelWarn, "old markers not deleted", err, "projector", p.name, "again_in", pruneEach*reviveEvery)
+		r.report(slog.LevelWarn, what+" not deleted", err, "projector", p.name, "again_in", pruneEach*reviveEvery)
 	}
 }
 
@@ -137,7 +141,8 @@ func (r *Runner) clearRetired(ctx context.Context) {
 func (p *projection) clear(ctx context.Context, g *generation) {
 	r := p.runner
 	isDone := false
-	r.pruneRows(ctx, p, func(ctx context.Context) (int, error) {
+	what := fmt.Sprintf("rows and tables (%s) of generation %d", strings.Join(g.Tables, ", "), g.Generation)
+	r.pruneRows(ctx, p, what, func(ctx context.Context) (int, error) {
 		n, err := r.store.ClearGeneration(ctx, g.Build, g.Handlers, g.Tables, pruneLimit)
 		isDone = err == nil && n == 0
 		return n, err

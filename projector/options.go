@@ -38,7 +38,8 @@ type Options struct {
 	RebuildOnChange RebuildHow
 	// Tables are the names of the read model's tables, without a suffix (see Table), and with the
 	// schema unless that is the default one: "reports.ratings". They are emptied before a rebuild in
-	// place, unless there is OnReset. OnCreate creates them.
+	// place, unless there is OnReset. OnCreate creates them. They may refer to each other by foreign keys, in any
+	// order of the list.
 	Tables []string
 	// Parking is what happens to the messages behind a parked one.
 	Parking Parking

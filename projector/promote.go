@@ -39,7 +39,7 @@ func (p *projection) takeUp(ctx, hard context.Context, all []*generation, g *gen
 	} else {
 		to.state, to.Suffix = provider.GenerationBuilding, fmt.Sprintf("_g%d", to.Generation)
 		to.Tables = p.tables(to.Suffix)
-		err = p.alone(hard, &to, created, provider.Switch{Set: []provider.Generation{to.stored()}})
+		err = p.alone(hard, &to, created, provider.Switch{Set: []provider.Generation{to.stored()}, Create: to.Tables})
 	}
 	attrs := []any{"projector", p.name, "generation", g.Generation, "how", g.How.String(), "version", p.opts.Version, "by", g.By, "reason", g.Reason}
 	switch {
@@ -105,6 +105,7 @@ func (p *projection) createFirst(ctx, hard context.Context, is *generation) (cha
 		if p.creates {
 			to.Suffix = "_g1"
 			to.Tables, with, s.Show = p.tables(to.Suffix), created, p.shown(to.Suffix)
+			s.Create = to.Tables
 		}
 	}
 	s.Set = []provider.Generation{to.stored()}

@@ -1,7 +1,9 @@
 package projector_test
 
 import (
+	"bytes"
 	"context"
+	"log/slog"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -11,6 +13,7 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/memory"
 	"github.com/stretchr/testify/require"
 )
@@ -236,6 +239,42 @@ func TestVerifyFindsAndRepairsExactlyTheWrongRows(t *testing.T) {
 		require.NoError(t, stop())
 		same(t, upTo(n), noted(db, "notes", "k-1"))
 		require.Equal(t, upTo(100), noted(db, "notes", "k-2"))
+	})
+}
+
+// unclearing is a store that drops no tables.
+type unclearing struct{ unit }
+
+func (unclearing) ClearGeneration(context.Context, provider.Build, []string, []string, int) (int, error) {
+	return 0, errNever
+}
+
+// A repair that was committed is reported, also if the tables of the verification cannot be dropped. The next one drops them.
+// Promise: R7.1
+func TestVerifyReportsARepairThoughItsTablesStay(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := newDB(t)
+		write(t, db, "k-1", 1, 2)
+		p := built(projector.Options{Markers: true}, 1)
+		stop := start(t, newRunner(t, db, projector.FromLog(db), projector.RunnerConfig{}, p))
+		time.Sleep(5 * time.Second)
+		require.NoError(t, stop())
+		require.NoError(t, db.Transact(t.Context(), func(_ context.Context, tx txn) error {
+			tx.Delete("notes_g1", "k-1")
+			return nil
+		}))
+		var log bytes.Buffer
+		cfg := &projector.RunnerConfig{Log: db, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+		result, err := p.Verify(t.Context(), unclearing{db}, projector.Verification{Repair: person}, cfg)
+		require.NoError(t, err)
+		require.Len(t, result.Repaired, 1)
+		require.Equal(t, upTo(2), noted(db, "notes", "k-1"))
+		require.Equal(t, upTo(2), noted(db, "notes_g2", "k-1"))
+		require.Contains(t, log.String(), "the tables of a verification not dropped")
+		_, err = p.Verify(t.Context(), db, projector.Verification{}, nil)
+		require.NoError(t, err)
+		require.Empty(t, noted(db, "notes_g2", "k-1"))
 	})
 }
 

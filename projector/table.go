@@ -24,7 +24,7 @@ func scopeOf(ctx context.Context) scope {
 
 // Table returns the name of a table of the read model in the generation that a handler writes:
 // "ratings" becomes "ratings_g2" in the second one. Handlers of a projector with OnCreate must use it
-// for each of Options.Tables, and for the names of indexes. Readers use the view with the plain
+// for each of Options.Tables, also in foreign keys, and for the names of indexes. Readers use the view with the plain
 // name. Table returns name outside of such handlers, and in the first generation of a projector that
 // had its tables before it had OnCreate.
 func Table(ctx context.Context, name string) string { return name + scopeOf(ctx).suffix }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -41,7 +42,12 @@ type Difference = provider.Difference
 
 // Verify applies the events of the log to new tables, and compares the live tables with them, as of
 // one moment. It requires no running service, and may run next to one: events that are applied
-// meanwhile make no differences. The new tables are dropped at the end.
+// meanwhile make no differences. The new tables are dropped at the end; if that fails, it is logged, and
+// the next runner or verification of p drops them.
+//   - It is a generation, and uses a number up also if it fails: a process that was suspended might still
+//     write under it.
+//   - A repair is done as a whole or not at all. If the tables refer to each other by foreign keys, v.Limit must be at
+//     least the number of differences.
 //   - p must have OnCreate, and its handlers must use Table. Their output is dropped.
 //   - A nil cfg means the default. cfg.Log is the log of the events, if db does not have it.
 //   - ErrNoRebuild: p cannot be rebuilt; the text says why.
@@ -89,7 +95,13 @@ func (p *Projector[Tx]) verify(ctx context.Context, db provider.Units[Tx], v Ver
 		return nil, err
 	}
 	defer func() {
-		err = errors.Join(err, one.endScratch(context.WithoutCancel(ctx), g))
+		ended := one.endScratch(context.WithoutCancel(ctx), g)
+		if result == nil {
+			err = errors.Join(err, ended)
+		} else if ended != nil { // a repair is committed
+			r.report(slog.LevelWarn, "the tables of a verification not dropped: the next runner or verification of the projector drops them", ended,
+				"projector", p.name, "generation", g.Generation)
+		}
 	}()
 	one.current.Store(g)
 	if err := r.fill(ctx, v.Progress); err != nil {

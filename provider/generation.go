@@ -55,7 +55,8 @@ type Builds interface {
 	// ClearGeneration deletes at most limit rows of a retired generation: markers of handlers, and
 	// parked messages with their lanes. It returns the number of deleted rows. If no row is left
 	// it drops tables, if they exist, and returns zero. The generation and its checkpoint stay.
-	// It returns ErrInput if the generation is not retired.
+	// It returns ErrInput if the generation is not retired, and an error with CodeReferenced if another table has a
+	// foreign key to one of tables: then none is dropped.
 	ClearGeneration(ctx context.Context, b Build, handlers, tables []string, limit int) (int, error)
 }
 

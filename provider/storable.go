@@ -90,7 +90,7 @@ func CheckSwitch(u *Unit) error {
 			return err
 		}
 	}
-	return CheckTables(s.Reset...)
+	return CheckTables(slices.Concat(s.Create, s.Reset)...)
 }
 
 // CheckTables returns ErrInput for names that are not those of tables: at most two parts, of 1 to

@@ -14,7 +14,7 @@ import (
 //   - It calls Last, and opens the unit with the messages that Last returned.
 //   - It empties the tables of Reset.
 //   - It calls run, which must not park messages.
-//   - It renames, shows and compares tables, stores the generations of Set, and commits. With
+//   - It checks Create, renames, shows and compares tables, stores the generations of Set, and commits. With
 //     Snapshot it is rolled back instead.
 //
 // Unit.Once must be set, and Unit.Messages must be empty. The tables need Keeps.Tables.
@@ -28,9 +28,16 @@ type Switch struct {
 	// Set are generations to store, as SetGeneration does. They are stored together, so one of them
 	// can become live when another one ceases to be.
 	Set []Generation
-	// Reset are tables whose rows are deleted.
+	// Create are the tables of a new generation, which run creates. Their names end with its number:
+	// "ratings_g2". The error has CodeReferenced if one of them has a foreign key to a table of another
+	// generation, or another table has one to a table that would be renamed when this generation becomes live, or
+	// if the store could never delete their rows.
+	Create []string
+	// Reset are tables whose rows are deleted. The error has CodeReferenced if another table has a foreign key to
+	// one of them.
 	Reset []string
-	// Rename are tables to rename before the views are created, if they exist and are not views.
+	// Rename are tables to rename before the views are created, if they exist and are not views. The error has
+	// CodeReferenced if another table has a foreign key to one of them.
 	Rename []TablePair
 	// Show are views to create or to replace. A role that could read the view, or the table that
 	// had its name, can read the new view.
@@ -61,7 +68,7 @@ type Comparison struct {
 	// Limit is the most differences to find.
 	Limit int
 	// Repair: the rows of Only that still differ are changed in Other, so that they are as in
-	// Table. Found gets these rows.
+	// Table. Found gets these rows. Foreign keys hold at the end, in whatever order the tables are given.
 	Repair bool
 	Only   []Difference // nil means all rows; required for Repair
 	// Found is called with the differences, ordered by table and key, before the commit.
@@ -79,3 +86,6 @@ type Difference struct {
 // CodeBusy: other units of the projector did not end within a second, or a table was in use for
 // longer.
 const CodeBusy = "busy"
+
+// CodeReferenced: a table has a foreign key to a table that cannot be emptied, renamed or dropped because of it.
+const CodeReferenced = "referenced"

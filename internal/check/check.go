@@ -53,3 +53,25 @@ func Stream(stream string) (field, reason string) {
 	}
 	return "", ""
 }
+
+// ParentsFirst sorts tables: each follows those that it refers to, unless they refer to each other.
+func ParentsFirst[T any](tables []T, refers func(child, parent T) bool) (sorted []T) {
+	seen := make([]bool, len(tables))
+	var add func(i int)
+	add = func(i int) {
+		if seen[i] {
+			return
+		}
+		seen[i] = true
+		for j := range tables {
+			if refers(tables[i], tables[j]) {
+				add(j)
+			}
+		}
+		sorted = append(sorted, tables[i])
+	}
+	for i := range tables {
+		add(i)
+	}
+	return sorted
+}

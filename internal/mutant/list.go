@@ -17,6 +17,7 @@ var Groups = []Group{
 	{"Generations", generations},
 	{"Readers of the log", readers},
 	{"Rebuilds, rollbacks and verifications", rebuilds},
+	{"Tables of read models, and their names", tables},
 	{"Tasks", tasks},
 	{"Event types", events},
 	{"Read models in Redis", redis},

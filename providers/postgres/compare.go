@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/internal/check"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -99,7 +100,7 @@ func (w *unit) compare(ctx context.Context, tx pgx.Tx, c *provider.Comparison) e
 		}
 		found = append(found, t.found...)
 	}
-	if c.Repair {
+	if c.Repair && len(found) > 0 {
 		if err := w.repair(ctx, tx, all); err != nil {
 			return ofTables(ctx, err)
 		}
@@ -240,18 +241,38 @@ from (select o, coalesce(a.n, 0) - coalesce(b.n, 0) as n from ` + counted(t.a) +
 where n <> 0 order by o limit $1::bigint`
 }
 
-// repair changes the differing rows. It deletes rows in the reverse order of the pairs, so that
-// tables that refer to others can follow these.
+// repair changes the differing rows. Foreign keys are checked at its end. Rows are deleted first: they may have unique values
+// of rows to insert. If a delete would change or delete rows that refer to the deleted ones, or fail because of them, it comes
+// last: then only rows that are deleted too refer to them.
 func (w *unit) repair(ctx context.Context, tx pgx.Tx, all []*comparedTables) error {
+	keys, err := collect(ctx, tx, pgx.RowToStructByPos[foreignKey], foreignKeysSQL, planned, each(all, func(t **comparedTables) string { return (*t).b }))
+	if err != nil {
+		return wrap("look up foreign keys", err)
+	}
+	all = check.ParentsFirst(all, func(child, parent *comparedTables) bool {
+		return slices.ContainsFunc(keys, func(k foreignKey) bool { return k.Table == child.b && k.To == parent.b })
+	})
+	if err := w.alterConstraints(ctx, tx, keys, "deferrable"); err != nil {
+		return err
+	}
 	if err := w.exec(ctx, tx, `set constraints all deferred`); err != nil {
 		return err
 	}
-	for _, t := range slices.Backward(all) {
-		if err := t.change(func(d *provider.Difference) bool { return d.Want == nil }, func(keys *string) error {
-			return w.exec(ctx, tx, t.deleteSQL(), planned, keys)
-		}); err != nil {
-			return err
+	remove := func(isLast bool) error {
+		for _, t := range slices.Backward(all) {
+			if isLast != slices.ContainsFunc(keys, func(k foreignKey) bool { return k.To == t.b && (k.Acts || !k.Deferrable && !k.Owned) }) {
+				continue
+			}
+			if err := t.change(func(d *provider.Difference) bool { return d.Want == nil }, func(keys *string) error {
+				return w.exec(ctx, tx, t.deleteSQL(), planned, keys)
+			}); err != nil {
+				return err
+			}
 		}
+		return nil
+	}
+	if err := remove(false); err != nil {
+		return err
 	}
 	for _, t := range all {
 		if err := t.change(func(d *provider.Difference) bool { return d.Want != nil && d.Got != nil }, func(keys *string) error {
@@ -266,6 +287,25 @@ func (w *unit) repair(ctx context.Context, tx pgx.Tx, all []*comparedTables) err
 			return w.exec(ctx, tx, t.insertSQL(), planned, keys)
 		}); err != nil {
 			return err
+		}
+	}
+	if err := remove(true); err != nil {
+		return err
+	}
+	if err := w.exec(ctx, tx, `set constraints all immediate`); err != nil {
+		return err
+	}
+	return w.alterConstraints(ctx, tx, keys, "not deferrable")
+}
+
+// alterConstraints makes foreign keys deferrable that are not, or these not deferrable again. It locks out other writers, and no
+// readers.
+func (w *unit) alterConstraints(ctx context.Context, tx pgx.Tx, keys []foreignKey, to string) error {
+	for _, k := range keys {
+		if !k.Deferrable && k.Owned {
+			if err := w.exec(ctx, tx, `alter table `+k.Table+` alter constraint `+k.Name+` `+to); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -184,21 +184,37 @@ func TestCompareWithColumnsOfOtherTypes(t *testing.T) {
 	}
 }
 
-// Rows of tables that refer to each other are repaired in the order of the pairs.
+// Rows of tables that refer to each other are repaired in any order of the pairs, also by a role that may not make a foreign key
+// deferrable. The foreign keys stay as they were.
 func TestRepairKeepsReferences(t *testing.T) {
 	t.Parallel()
-	db := postgrestest.OpenBusy(t, nil, totals)
-	execAll(t, db, `create table a (id int primary key)`, `create table a2 (id int primary key)`,
-		`create table b (id int primary key, a int)`, `create table b2 (id int primary key, a int not null references a2)`,
-		`insert into a values (1), (2)`, `insert into b values (1, 1), (2, 2)`, `insert into a2 values (1), (3)`, `insert into b2 values (1, 1), (3, 3)`)
-	c := provider.Comparison{Pairs: []provider.TablePair{{Table: "a", Other: "a2"}, {Table: "b", Other: "b2"}}}
-	found := finds(t, db, c)
-	require.Len(t, found, 4)
-	require.Equal(t, "a2", found[0].Table)
-	c.Limit = 3
-	require.Equal(t, found[:3], finds(t, db, c), "the limit is that of all tables")
-	c.Limit, c.Repair, c.Only = 100, true, found
-	finds(t, db, c)
-	c.Repair, c.Only = false, nil
-	require.Empty(t, finds(t, db, c))
+	for _, isOwner := range []bool{true, false} {
+		for _, isReversed := range []bool{true, false} {
+			t.Run(fmt.Sprintf("owner %t, reversed %t", isOwner, isReversed), func(t *testing.T) {
+				t.Parallel()
+				db := postgrestest.OpenBusy(t, nil, totals)
+				execAll(t, db, `create table a (id int primary key)`, `create table a2 (id int primary key)`,
+					`create table b (id int primary key, a int)`, `create table b2 (id int primary key, a int not null references a2)`,
+					`insert into a values (1), (2)`, `insert into b values (1, 1), (2, 2), (4, 2)`, `insert into a2 values (1), (3)`, `insert into b2 values (1, 1), (3, 3), (4, 3)`)
+				if !isOwner {
+					execAll(t, db, script(t, postgres.RolesSQL, "kinora"), script(t, postgres.GrantsSQL, "kinora"), `grant all on a, b, a2, b2 to kinora_projector`)
+					db = as(t, db, "kinora_projector")
+				}
+				c := provider.Comparison{Pairs: []provider.TablePair{{Table: "a", Other: "a2"}, {Table: "b", Other: "b2"}}}
+				if isReversed {
+					slices.Reverse(c.Pairs)
+				}
+				found := finds(t, db, c)
+				require.Len(t, found, 5)
+				require.Equal(t, "a2", found[0].Table)
+				c.Limit = 3
+				require.Equal(t, found[:3], finds(t, db, c), "the limit is that of all tables")
+				c.Limit, c.Repair, c.Only = 100, true, found
+				finds(t, db, c)
+				c.Repair, c.Only = false, nil
+				require.Empty(t, finds(t, db, c))
+				require.Zero(t, count(t, db, `select count(*)::int from pg_constraint where condeferrable`))
+			})
+		}
+	}
 }

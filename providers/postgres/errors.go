@@ -29,6 +29,8 @@ const (
 	serializationFailed = "40001"
 	queryCanceled       = "57014"
 	syntaxError         = "42601"
+	notSupported        = "0A000"
+	dependentObjects    = "2BP01"
 
 	// The server ended the session for this reason, or because of its transaction's length:
 	// nothing was committed. The latter can also come in the microseconds in which a commit ends;

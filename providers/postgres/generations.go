@@ -176,7 +176,7 @@ func (db *Provider) ClearGeneration(ctx context.Context, of provider.Build, hand
 		return err
 	})
 	if err != nil {
-		return 0, wrap("clear the generation", busy(clear(err)))
+		return 0, wrap("clear the generation", referenced(busy(clear(err))))
 	}
 	return n, nil
 }

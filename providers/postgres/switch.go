@@ -147,7 +147,7 @@ func (w *unit) reset(ctx context.Context, tx pgx.Tx) error {
 	if err := w.lockTablesBriefly(ctx, tx); err != nil {
 		return err
 	}
-	return w.exec(ctx, tx, `truncate table `+quoted(w.Switch.Reset...))
+	return referenced(w.exec(ctx, tx, `truncate table `+quoted(w.Switch.Reset...)))
 }
 
 // lockTablesBriefly limits how long the next statements wait for locks.
@@ -166,6 +166,9 @@ func (w *unit) exec(ctx context.Context, tx pgx.Tx, sql string, args ...any) err
 
 // endSwitch does what follows the handlers. They must not have parked messages.
 func (w *unit) endSwitch(ctx context.Context, tx pgx.Tx) error {
+	if err := w.checkReferences(ctx, tx); err != nil {
+		return err
+	}
 	if len(w.Switch.Rename)+len(w.Switch.Show) > 0 {
 		if err := w.lockTablesBriefly(ctx, tx); err != nil {
 			return err

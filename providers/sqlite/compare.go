@@ -22,24 +22,27 @@ type compared struct {
 	values       []string // the other columns that are compared
 	all          []string // the columns of Want and Got
 	written      []string // those of all that are not generated
+	found        []provider.Difference
 }
 
 // compare finds the differences and, with Repair, removes them.
 func (u *unit) compare(ctx context.Context, c *provider.Comparison) error {
+	var all []*compared
 	var found []provider.Difference
 	pairs := slices.SortedFunc(slices.Values(c.Pairs), func(a, b provider.TablePair) int { return strings.Compare(a.Other, b.Other) })
 	for _, p := range pairs {
 		is, err := u.columnsOf(ctx, p, c.Ignore)
 		if err == nil {
-			var more []provider.Difference
-			more, err = u.differences(ctx, p, is, c, c.Limit-len(found))
-			found = append(found, more...)
-			if err == nil && c.Repair {
-				err = u.repair(ctx, is, more)
-			}
+			is.found, err = u.differences(ctx, p, is, c, c.Limit-len(found))
 		}
 		if err != nil {
 			return wrap(fmt.Sprintf("compare %s with %s", p.Other, p.Table), err)
+		}
+		all, found = append(all, is), append(found, is.found...)
+	}
+	if c.Repair && len(found) > 0 {
+		if err := u.repair(ctx, all); err != nil {
+			return err
 		}
 	}
 	c.Found(found)
@@ -222,35 +225,65 @@ func (is *compared) where(key json.RawMessage) (where string, args []any, ok boo
 	return strings.Join(conditions, " and "), args, true
 }
 
-// repair makes rows of the other table equal to those of the right one. It deletes rows first:
-// they may have unique values of rows to insert.
-func (u *unit) repair(ctx context.Context, is *compared, found []provider.Difference) error {
-	if len(found) == 0 {
-		return nil
+// repair makes rows of the other tables equal to those of the right ones. Rows are deleted first: they may have unique values
+// of rows to insert. If a delete would change or delete rows that refer to the deleted ones, or fail because of them, it comes
+// last: then only rows that are deleted too refer to them.
+func (u *unit) repair(ctx context.Context, all []*compared) error {
+	references, err := u.references(ctx)
+	if err != nil {
+		return err
 	}
 	if _, err := u.tx.ExecContext(ctx, deferForeignKeys); err != nil {
 		return err
 	}
-	values := slices.DeleteFunc(slices.Clone(is.values), func(name string) bool { return !slices.Contains(is.written, name) })
-	for _, step := range []struct {
-		query string
-		isFor func(provider.Difference) bool
-	}{
-		{`delete from %[2]s where %[3]s`, func(d provider.Difference) bool { return !is.isKey || d.Want == nil }},
-		{`update %[2]s set (%[5]s) = (select %[5]s from %[1]s where %[3]s) where %[3]s`, func(d provider.Difference) bool {
-			return is.isKey && d.Want != nil && d.Got != nil && len(values) > 0
-		}},
-		{`insert into %[2]s (%[4]s) select %[4]s from %[1]s where %[3]s`, func(d provider.Difference) bool { return !is.isKey || d.Got == nil }},
-	} {
-		for _, d := range found {
-			where, args, _ := is.where(d.Key)
-			query := fmt.Sprintf(step.query, is.right.sql(), is.other.sql(), where, list(is.written, nameSQL, ", "), list(values, nameSQL, ", "))
-			if !step.isFor(d) {
-				continue
+	all = parentsFirst(references, all, func(is *compared) tableName { return is.other })
+	last := map[*compared]bool{}
+	for _, is := range all {
+		i := slices.IndexFunc(references, func(r reference) bool { return r.acts && r.to.is(is.other) })
+		if last[is] = i >= 0; last[is] && !is.isKey && len(is.found) > 0 {
+			return referenced(references[i], "without a primary key, its rows cannot be repaired next to this foreign key: use NO ACTION")
+		}
+	}
+	remove := func(isLast bool) (err error) {
+		for _, is := range slices.Backward(all) {
+			if err == nil && last[is] == isLast {
+				err = u.repairRows(ctx, is, `delete from %[2]s where %[3]s`, func(d provider.Difference) bool { return !is.isKey || d.Want == nil })
 			}
-			if _, err := u.tx.ExecContext(ctx, query, args...); err != nil {
-				return fmt.Errorf("repair %s: %w", d.Key, err)
-			}
+		}
+		return err
+	}
+	err = remove(false)
+	for _, is := range all {
+		if err == nil {
+			err = u.repairRows(ctx, is, `update %[2]s set (%[5]s) = (select %[5]s from %[1]s where %[3]s) where %[3]s`, func(d provider.Difference) bool {
+				return is.isKey && d.Want != nil && d.Got != nil && len(is.changed()) > 0
+			})
+		}
+		if err == nil {
+			err = u.repairRows(ctx, is, `insert into %[2]s (%[4]s) select %[4]s from %[1]s where %[3]s`, func(d provider.Difference) bool { return !is.isKey || d.Got == nil })
+		}
+	}
+	if err == nil {
+		err = remove(true)
+	}
+	return err
+}
+
+// changed returns the columns that an update sets.
+func (is *compared) changed() []string {
+	return slices.DeleteFunc(slices.Clone(is.values), func(name string) bool { return !slices.Contains(is.written, name) })
+}
+
+// repairRows runs a statement for each of these differences.
+func (u *unit) repairRows(ctx context.Context, is *compared, query string, isFor func(provider.Difference) bool) error {
+	for _, d := range is.found {
+		if !isFor(d) {
+			continue
+		}
+		where, args, _ := is.where(d.Key)
+		query := fmt.Sprintf(query, is.right.sql(), is.other.sql(), where, list(is.written, nameSQL, ", "), list(is.changed(), nameSQL, ", "))
+		if _, err := u.tx.ExecContext(ctx, query, args...); err != nil {
+			return fmt.Errorf("repair %s %s: %w", is.other.name, d.Key, err)
 		}
 	}
 	return nil

@@ -190,9 +190,15 @@ func (u *unit) clear(ctx context.Context, b provider.Build, handlers []string, l
 }
 
 // drop drops tables that exist.
-func (u *unit) drop(ctx context.Context, tables []string) error {
-	for _, name := range tables {
-		t := tableOf(name)
+func (u *unit) drop(ctx context.Context, names []string) error {
+	if len(names) == 0 {
+		return nil
+	}
+	tables, err := u.beginEmptying(ctx, tablesOf(names))
+	if err != nil {
+		return err
+	}
+	for _, t := range tables {
 		exists, err := u.isTable(ctx, t)
 		if err == nil && exists {
 			_, err = u.tx.ExecContext(ctx, `drop table `+t.sql())

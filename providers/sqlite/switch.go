@@ -86,18 +86,18 @@ func (u *unit) last(ctx context.Context, s *provider.Switch, live provider.Build
 	})
 }
 
-// deferForeignKeys checks foreign keys at the commit, because tables are changed in any order.
-const deferForeignKeys = `pragma defer_foreign_keys = on`
-
 // reset deletes the rows of tables.
-func (u *unit) reset(ctx context.Context, tables []string) error {
-	for i, name := range tables {
-		query := `delete from ` + tableOf(name).sql()
-		if i == 0 {
-			query = deferForeignKeys + "; " + query
-		}
-		if _, err := u.tx.ExecContext(ctx, query); err != nil {
-			return wrap("reset "+name, err)
+func (u *unit) reset(ctx context.Context, names []string) error {
+	if len(names) == 0 {
+		return nil
+	}
+	tables, err := u.beginEmptying(ctx, tablesOf(names))
+	if err != nil {
+		return wrap("reset "+strings.Join(names, ", "), err)
+	}
+	for _, t := range tables {
+		if _, err := u.tx.ExecContext(ctx, `delete from `+t.sql()); err != nil {
+			return wrap("reset "+t.name, err)
 		}
 	}
 	return nil
@@ -105,6 +105,12 @@ func (u *unit) reset(ctx context.Context, tables []string) error {
 
 // changeTables runs the steps of s that follow the handlers.
 func (u *unit) changeTables(ctx context.Context, s *provider.Switch) error {
+	if err := u.checkCreated(ctx, s.Create); err != nil {
+		return err
+	}
+	if err := u.checkRenamed(ctx, s.Rename); err != nil {
+		return err
+	}
 	for _, p := range s.Rename {
 		if err := u.rename(ctx, p); err != nil {
 			return wrap("rename "+p.Table, err)
@@ -150,6 +156,14 @@ func tableOf(name string) tableName {
 		return tableName{schema, table}
 	}
 	return tableName{"main", name}
+}
+
+func tablesOf(names []string) []tableName {
+	tables := make([]tableName, len(names))
+	for i, name := range names {
+		tables[i] = tableOf(name)
+	}
+	return tables
 }
 
 func (t tableName) sql() string { return nameSQL(t.schema) + "." + nameSQL(t.name) }
