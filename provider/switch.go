@@ -30,8 +30,8 @@ type Switch struct {
 	Set []Generation
 	// Create are the tables of a new generation, which run creates. Their names end with its number:
 	// "ratings_g2". The error has CodeReferenced if one of them has a foreign key to a table of another
-	// generation, or another table has one to a table that would be renamed when this generation becomes live, or
-	// if the store could never delete their rows.
+	// generation, if another table has one to them or to a table that would be renamed when this generation becomes
+	// live, or if the store could never delete their rows.
 	Create []string
 	// Reset are tables whose rows are deleted. The error has CodeReferenced if another table has a foreign key to
 	// one of them.

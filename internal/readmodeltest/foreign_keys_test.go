@@ -207,6 +207,19 @@ func TestTablesThatReferToAnotherGeneration(t *testing.T) {
 	})
 }
 
+// A table that OnCreate makes and Options.Tables lacks would keep the others for ever, if it refers to them.
+func TestATableThatIsNotListedRefersToAReadModel(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(t *testing.T, db *database) {
+		m := families(own, "")
+		m.tables = []string{"parents"}
+		err := m.define(projector.Options{}).Create(t.Context(), db.Provider, &quiet)
+		require.Equal(t, provider.CodeReferenced, provider.CodeOf(err), "%v", err)
+		require.ErrorContains(t, err, "Options.Tables")
+		require.Empty(t, db.generated(t))
+	})
+}
+
 // A table of the application that refers to one of a generation keeps it: it is neither emptied nor dropped, no row of the
 // application is lost, and the log says so.
 // Promise: R6.1

@@ -16,24 +16,29 @@ select quote_ident(c.conname), x.n, y.n, c.condeferrable, pg_has_role(k.relowner
 from pg_constraint c join t x on x.id = c.conrelid join t y on y.id = c.confrelid join pg_class k on k.oid = c.conrelid
 where c.contype = 'f' and c.conparentid = 0 order by x.n, c.conname`
 
-	// Foreign keys of the tables $1 of a generation to those of another one, and foreign keys of other tables to those that have
-	// the name without a number.
-	acrossGenerationsSQL = `
+	// Foreign keys that the tables $1 of a new generation do not allow. Their names without a number are those of the views.
+	createdSQL = `
 with t as (
 	select c.oid, c.relnamespace, regexp_replace(c.relname, '_g[0-9]+$', '') as plain
-	from unnest($1::text[]) n join pg_class c on c.oid = to_regclass(n))
-select x.oid::regclass::text, y.oid::regclass::text
-from pg_constraint k join pg_class x on x.oid = k.conrelid join pg_class y on y.oid = k.confrelid
-where k.contype = 'f' and k.conparentid = 0 and y.oid not in (select oid from t)
-	and (y.relnamespace, regexp_replace(y.relname, '_g[0-9]+$', '')) in (select relnamespace, plain from t)
-	and (x.oid in (select oid from t) or (y.relnamespace, y.relname::text) in (select relnamespace, plain from t)
-		and (x.relnamespace, regexp_replace(x.relname, '_g[0-9]+$', '')) not in (select relnamespace, plain from t))
+	from unnest($1::text[]) n join pg_class c on c.oid = to_regclass(n)),
+k as (
+	select x.oid as child, y.oid as parent, x.oid in (select oid from t) as isnew, y.oid in (select oid from t) as tonew,
+		(x.relnamespace, regexp_replace(x.relname, '_g[0-9]+$', '')) in (select relnamespace, plain from t) as isours,
+		(y.relnamespace, regexp_replace(y.relname, '_g[0-9]+$', '')) in (select relnamespace, plain from t) as toours,
+		(y.relnamespace, y.relname::text) in (select relnamespace, plain from t) as toplain
+	from pg_constraint k join pg_class x on x.oid = coalesce(pg_partition_root(k.conrelid)::oid, k.conrelid) join pg_class y on y.oid = k.confrelid
+	where k.contype = 'f' and k.conparentid = 0)
+select child::regclass::text, parent::regclass::text, case
+	when isnew then 'it is of another generation: use projector.Table'
+	when tonew then 'add the first one to Options.Tables'
+	else 'it is to be replaced by a view: remove the foreign key' end
+from k where isnew and toours and not tonew or tonew and not isnew or toplain and not isours
 limit 1`
 
 	// Foreign keys of other tables to the tables $1.
 	fromOthersSQL = `
 with t as (select to_regclass(n)::oid as id from unnest($1::text[]) n)
-select k.conrelid::regclass::text, k.confrelid::regclass::text from pg_constraint k
+select k.conrelid::regclass::text, k.confrelid::regclass::text, 'it is to be replaced by a view: remove the foreign key' from pg_constraint k
 where k.contype = 'f' and k.conparentid = 0 and k.confrelid in (select id from t)
 	and not exists (select from t where id = k.conrelid)
 limit 1`
@@ -52,21 +57,20 @@ func (w *unit) checkReferences(ctx context.Context, tx pgx.Tx) error {
 	for _, check := range []struct {
 		sql    string
 		tables []string
-		why    string
 	}{
-		{acrossGenerationsSQL, each(w.Switch.Create, func(name *string) string { return quoted(*name) }), "it is of another generation, or is to be replaced by a view: use projector.Table, or remove the foreign key"},
-		{fromOthersSQL, renamed, "it is to be replaced by a view: remove the foreign key"},
+		{createdSQL, each(w.Switch.Create, func(name *string) string { return quoted(*name) })},
+		{fromOthersSQL, renamed},
 	} {
 		if len(check.tables) == 0 {
 			continue
 		}
-		found, err := collect(ctx, tx, pgx.RowToStructByPos[struct{ From, To string }], check.sql, planned, check.tables)
+		found, err := collect(ctx, tx, pgx.RowToStructByPos[struct{ From, To, Why string }], check.sql, planned, check.tables)
 		if err != nil {
 			return ofTables(ctx, wrap("look up foreign keys", err))
 		}
 		if len(found) > 0 {
 			return &provider.Error{Class: provider.ClassPermanent, Code: provider.CodeReferenced,
-				Err: fmt.Errorf("%w: table %s has a foreign key to %s: %s", provider.ErrInput, found[0].From, found[0].To, check.why)}
+				Err: fmt.Errorf("%w: table %s has a foreign key to %s: %s", provider.ErrInput, found[0].From, found[0].To, found[0].Why)}
 		}
 	}
 	return nil

@@ -121,6 +121,8 @@ func (u *unit) checkCreated(ctx context.Context, names []string) error {
 		switch {
 		case from >= 0 && to < 0 && isOneOf(plain(r.to), plainly):
 			return referenced(r, "it is a view, or a table of another generation: use projector.Table")
+		case from < 0 && to >= 0:
+			return referenced(r, "add the first one to Options.Tables")
 		case from >= 0 && r.restricts && to >= from:
 			return referenced(r, "SQLite cannot delete rows that refer to each other with RESTRICT: use NO ACTION")
 		case !isOneOf(plain(r.from), plainly) && isOneOf(r.to, plainly):
