@@ -18,6 +18,7 @@ import (
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
+	"github.com/kinora-go/kinora/providers/memory"
 	"github.com/stretchr/testify/require"
 )
 
@@ -140,6 +141,40 @@ func TestNewRunnerRefuses(t *testing.T) {
 	}
 	_, err := projector.NewRunner(db, good, projector.RunnerConfig{}, ok, projector.Define("q", types, projector.Options{}, projector.OnEmit("a", emit)))
 	require.NoError(t, err)
+}
+
+// A table of which a million generations would not have names is refused before anything is written, and so is the name of an
+// index. The error has the length and the limit.
+func TestLongNamesOfTablesAreRefused(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		define := func(table, index string) *projector.Projector[txn] {
+			return projector.Define("p", types, projector.Options{Markers: true, Tables: []string{"reports." + table}},
+				projector.OnCreate(func(ctx context.Context, tx txn) error {
+					tx.Put(projector.Table(ctx, index), "made", []int{1})
+					return nil
+				}), projector.On("a", add))
+		}
+		refused := func(db *memory.DB, err error, what string) {
+			var invalid *eventstore.InvalidError
+			require.ErrorAs(t, err, &invalid, what)
+			require.Contains(t, invalid.Reason, "56 bytes: at most 55", what)
+			generations, err := db.Generations(t.Context(), "p")
+			require.NoError(t, err)
+			require.Empty(t, generations, what)
+		}
+		db, fits := newDB(t), strings.Repeat("x", 55)
+		_, err := projector.NewRunner(db, projector.FromLog(db), projector.RunnerConfig{}, define(fits+"x", "i"))
+		refused(db, err, "NewRunner")
+		refused(db, define(fits+"x", "i").Create(t.Context(), db, nil), "Create")
+		refused(db, define(fits, "reports."+fits+"x").Create(t.Context(), db, nil), "an index")
+		require.NoError(t, define(fits, fits).Create(t.Context(), db, nil))
+		_, err = projector.NewRunner(db, projector.FromLog(db), projector.RunnerConfig{}, projector.Define("q", types, projector.Options{Tables: []string{fits + "x"}}, projector.On("a", add)))
+		require.NoError(t, err, "no name is added")
+		long := projector.Define("q", types, projector.Options{Tables: []string{strings.Repeat("x", 64)}}, projector.On("a", add))
+		_, err = projector.NewRunner(db, projector.FromLog(db), projector.RunnerConfig{}, long)
+		require.ErrorContains(t, err, "64 bytes: at most 63")
+	})
 }
 
 // Promise: G4.13

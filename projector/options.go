@@ -39,7 +39,7 @@ type Options struct {
 	// Tables are the names of the read model's tables, without a suffix (see Table), and with the
 	// schema unless that is the default one: "reports.ratings". They are emptied before a rebuild in
 	// place, unless there is OnReset. OnCreate creates them. They may refer to each other by foreign keys, in any
-	// order of the list.
+	// order of the list. A name has at most 63 bytes without its schema, with OnCreate 55: see Table.
 	Tables []string
 	// Parking is what happens to the messages behind a parked one.
 	Parking Parking

@@ -210,6 +210,9 @@ func (p *projection) canRebuild(how RebuildHow) error {
 func (p *Projector[Tx]) checkRebuild(keeps provider.Keeps) error {
 	err := provider.CheckTables(p.opts.Tables...)
 	how, creates, resets := p.opts.RebuildOnChange, p.setupOf(created) != nil, p.setupOf(reset) != nil
+	if creates && err == nil {
+		err = checkSuffixed(p.opts.Tables...)
+	}
 	switch {
 	case p.opts.Version < 0 || how < NoRebuild || how > BlueGreen:
 		err = errors.Join(err, fmt.Errorf("options.Version is %d and options.RebuildOnChange %s: use at least 0, and a constant", p.opts.Version, how))

@@ -3,6 +3,8 @@ package projector
 import (
 	"context"
 	"fmt"
+	"strings"
+	"sync/atomic"
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
@@ -13,6 +15,8 @@ import (
 type scope struct {
 	suffix   string // of the tables
 	replayed bool   // see Replaying
+	// long, if not nil, gets a name that is too long for a suffix
+	long *atomic.Pointer[string]
 }
 
 type scopeKey struct{}
@@ -27,7 +31,16 @@ func scopeOf(ctx context.Context) scope {
 // for each of Options.Tables, also in foreign keys, and for the names of indexes. Readers use the view with the plain
 // name. Table returns name outside of such handlers, and in the first generation of a projector that
 // had its tables before it had OnCreate.
-func Table(ctx context.Context, name string) string { return name + scopeOf(ctx).suffix }
+//
+// OnCreate fails if name has more than 55 bytes, without its schema: the suffix may become "_g999999", and PostgreSQL
+// cuts names at 63 bytes.
+func Table(ctx context.Context, name string) string {
+	s := scopeOf(ctx)
+	if s.long != nil && checkSuffixed(name) != nil {
+		s.long.Store(&name)
+	}
+	return name + s.suffix
+}
 
 // Replaying reports whether a handler is called by a rebuild, for an event that the generation that
 // is or was live has applied. The handler must not call other services then, and must not add tasks.
@@ -46,6 +59,21 @@ func OnCreate[Tx any](fn func(context.Context, Tx) error) Handler[Tx] { return s
 // OnReset returns a handler that empties the read model before a rebuild in place. Without it, all
 // rows of Options.Tables are deleted.
 func OnReset[Tx any](fn func(context.Context, Tx) error) Handler[Tx] { return setup(reset, fn) }
+
+// maxSuffixed is the length limit of a name that gets a suffix. It has room for 999,999 generations, "_g999999".
+const maxSuffixed = provider.MaxTableBytes - 8
+
+// checkSuffixed returns an error for names that would be too long with a suffix: PostgreSQL cuts them, so that two generations
+// would have one name.
+func checkSuffixed(names ...string) error {
+	for _, name := range names {
+		if n := len(name[strings.LastIndex(name, ".")+1:]); n > maxSuffixed {
+			return fmt.Errorf("%w: %w", ErrInput, &eventstore.InvalidError{Field: fmt.Sprintf("table or index %q", name),
+				Reason: fmt.Sprintf("%d bytes: at most %d are allowed, because the number of a generation is added (_g1 to _g999999)", n, maxSuffixed)})
+		}
+	}
+	return nil
+}
 
 // Names of handlers that take no events. They have a space, so no other handler has them.
 const (

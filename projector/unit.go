@@ -226,8 +226,15 @@ func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c
 	if u.setup != "" {
 		u.timer.Reset(u.limit())
 		crash.Point("handler: before")
-		_, failed := call(context.WithValue(ctx, scopeKey{}, scope{suffix: u.suffix}), u.setup, nil, nil)
+		s := scope{suffix: u.suffix}
+		if u.setup == created {
+			s.long = &atomic.Pointer[string]{}
+		}
+		_, failed := call(context.WithValue(ctx, scopeKey{}, s), u.setup, nil, nil)
 		crash.Point("handler: after")
+		if s.long != nil && s.long.Load() != nil {
+			failed = &Error{Class: ClassPermanent, Code: "invalid", Err: checkSuffixed(*s.long.Load())}
+		}
 		if failed != nil {
 			return c, failed
 		}
@@ -392,7 +399,7 @@ func (u *unit) call(
 	u.handler.Store(h)
 	u.over.Store(true)
 	crash.Point("handler: before")
-	if s := (scope{u.suffix, replayed}); s != (scope{}) {
+	if s := (scope{suffix: u.suffix, replayed: replayed}); s != (scope{}) {
 		ctx = context.WithValue(ctx, scopeKey{}, s)
 	}
 	limited := withDeadline(ctx, each)

@@ -93,13 +93,20 @@ func CheckSwitch(u *Unit) error {
 	return CheckTables(slices.Concat(s.Create, s.Reset)...)
 }
 
+// MaxTableBytes is the length limit of each part of a table's name, which is that of PostgreSQL.
+const MaxTableBytes = 63
+
 // CheckTables returns ErrInput for names that are not those of tables: at most two parts, of 1 to
-// 63 bytes each, without quotes and control characters.
+// MaxTableBytes each, without quotes and control characters. For a part that is too long it is also an
+// *eventstore.InvalidError, with the length.
 func CheckTables(names ...string) error {
 	for _, name := range names {
 		parts := strings.Split(name, ".")
 		for _, part := range parts {
-			if len(parts) > 2 || part == "" || len(part) > 63 || CheckStorable("table", part) != nil || strings.ContainsAny(part, "\"'`") {
+			if len(part) > MaxTableBytes {
+				return fmt.Errorf("%w: %w", ErrInput, invalidf(fmt.Sprintf("table %q", name), "%d bytes: at most %d are allowed", len(part), MaxTableBytes))
+			}
+			if len(parts) > 2 || part == "" || CheckStorable("table", part) != nil || strings.ContainsAny(part, "\"'`") {
 				return fmt.Errorf("%w: table %q: give a name, or a schema and a name: \"reports.ratings\"", ErrInput, name)
 			}
 		}
