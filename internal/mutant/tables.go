@@ -47,4 +47,22 @@ var tables = []Mutant{
 		Edits: []Edit{{File: "projector/verify.go", Old: "if result == nil {", New: "if true {"}},
 		Tests: []Test{{"./projector", "TestVerifyReportsARepairThoughItsTablesStay"}},
 	},
+	{
+		Name:  "long_names",
+		What:  "names that PostgreSQL would cut in a later generation are accepted",
+		Edits: []Edit{{File: "projector/table.go", Old: "n > maxSuffixed {", New: "n > maxSuffixed+1 {"}},
+		Tests: []Test{{"./projector", "TestLongNamesOfTablesAreRefused"}},
+	},
+	{
+		Name:  "long_names_of_indexes",
+		What:  "OnCreate may create an index under a name that PostgreSQL cuts",
+		Edits: []Edit{{File: "projector/unit.go", Old: "if s.long != nil && s.long.Load() != nil {", New: "if false {"}},
+		Tests: []Test{{"./projector", "TestLongNamesOfTablesAreRefused"}},
+	},
+	{
+		Name:  "cut_names",
+		What:  "the tables of a generation may have names that PostgreSQL cuts",
+		Edits: []Edit{{File: "provider/storable.go", Old: "if len(part) > MaxTableBytes {", New: "if len(part) > MaxTableBytes+9 {"}},
+		Tests: []Test{{"./internal/readmodeltest", "TestTheLongestNamesHaveRoomForTheNumberOfAGeneration"}},
+	},
 }
