@@ -44,8 +44,8 @@ type Difference = provider.Difference
 // one moment. It requires no running service, and may run next to one: events that are applied
 // meanwhile make no differences. The new tables are dropped at the end; if that fails, it is logged, and
 // the next runner or verification of p drops them.
-//   - It is a generation, and uses a number up also if it fails: a process that was suspended might still
-//     write under it.
+//   - Each verification uses up the number of a generation, also if it fails: a process that was suspended
+//     might still write under it.
 //   - A repair is done as a whole or not at all. If the tables refer to each other by foreign keys, v.Limit must be at
 //     least the number of differences.
 //   - p must have OnCreate, and its handlers must use Table. Their output is dropped.

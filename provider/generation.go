@@ -55,8 +55,8 @@ type Builds interface {
 	// ClearGeneration deletes at most limit rows of a retired generation: markers of handlers, and
 	// parked messages with their lanes. It returns the number of deleted rows. If no row is left
 	// it drops tables, if they exist, and returns zero. The generation and its checkpoint stay.
-	// It returns ErrInput if the generation is not retired, and an error with CodeReferenced if another table has a
-	// foreign key to one of tables: then none is dropped.
+	// It returns ErrInput if the generation is not retired. The error has CodeReferenced, and no table is dropped, if
+	// another table has a foreign key to one of tables, or on PostgreSQL a view reads one.
 	ClearGeneration(ctx context.Context, b Build, handlers, tables []string, limit int) (int, error)
 }
 

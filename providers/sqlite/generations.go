@@ -191,19 +191,25 @@ func (u *unit) clear(ctx context.Context, b provider.Build, handlers []string, l
 
 // drop drops tables that exist.
 func (u *unit) drop(ctx context.Context, names []string) error {
-	if len(names) == 0 {
+	var tables []tableName
+	for _, t := range tablesOf(names) {
+		exists, err := u.isTable(ctx, t)
+		if err != nil {
+			return err
+		}
+		if exists {
+			tables = append(tables, t)
+		}
+	}
+	if len(tables) == 0 {
 		return nil
 	}
-	tables, err := u.beginEmptying(ctx, tablesOf(names))
+	sorted, err := u.beginEmptying(ctx, tables)
 	if err != nil {
 		return err
 	}
-	for _, t := range tables {
-		exists, err := u.isTable(ctx, t)
-		if err == nil && exists {
-			_, err = u.tx.ExecContext(ctx, `drop table `+t.sql())
-		}
-		if err != nil {
+	for _, t := range sorted {
+		if _, err := u.tx.ExecContext(ctx, `drop table `+t.sql()); err != nil {
 			return err
 		}
 	}

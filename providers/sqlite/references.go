@@ -24,7 +24,7 @@ const (
 	deferForeignKeys = `pragma defer_foreign_keys = on`
 
 	listReferences = `
-select t.schema, t.name, f."table", f.on_delete <> 'NO ACTION', f.on_delete = 'RESTRICT'
+select t.schema, t.name, f."table", lower(f.on_delete) <> 'no action', lower(f.on_delete) = 'restrict'
 from pragma_table_list t, pragma_foreign_key_list(t.name, t.schema) f where t.type = 'table' and f.seq = 0`
 )
 
