@@ -112,10 +112,7 @@ func (a *Admin) facts(ctx context.Context) (*Facts, error) {
 	if err != nil {
 		return nil, err
 	}
-	generations, err := projector.ReadGenerations(rows)
-	if err != nil {
-		return nil, err
-	}
+	generations := projector.ReadGenerations(rows)
 	id, err := a.store.LogID(ctx)
 	if err != nil {
 		return nil, err
@@ -264,11 +261,10 @@ func (a *Admin) Failed(ctx context.Context, name string, generation int) (string
 	if err != nil {
 		return "", err
 	}
-	all, err := projector.ReadGenerations(rows)
-	for _, g := range all {
+	for _, g := range projector.ReadGenerations(rows) {
 		if g.Number == generation {
-			return g.Failed, err
+			return g.Failed, nil
 		}
 	}
-	return "", err
+	return "", nil
 }

@@ -83,16 +83,13 @@ func (p *Projector[Tx]) generations(ctx context.Context, s State) (shown []Gener
 }
 
 // ReadGenerations returns stored generations, for tools that do not have the projectors. Position, Behind
-// and Left are zero.
-func ReadGenerations(rows []provider.Generation) (all []Generation, err error) {
+// and Left are zero. A row that another program wrote shows less.
+func ReadGenerations(rows []provider.Generation) (all []Generation) {
 	for _, row := range rows {
-		g, err := readGeneration(row)
-		if err != nil {
-			return nil, err
-		}
+		g, _ := readGeneration(row)
 		all = append(all, g.shown())
 	}
-	return all, nil
+	return all
 }
 
 // shown returns the generation as it is shown to people.

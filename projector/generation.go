@@ -130,7 +130,7 @@ func readGeneration(row provider.Generation) (*generation, error) {
 	g := &generation{Build: row.Build, state: row.State, revision: row.Revision, created: row.CreatedAt, changed: row.ChangedAt}
 	if len(row.Data) > 0 {
 		if err := g.read(row.Data); err != nil {
-			return nil, fmt.Errorf("generation %s: %w", row.Build, err)
+			return g, fmt.Errorf("generation %s: %w", row.Build, err)
 		}
 	}
 	return g, nil

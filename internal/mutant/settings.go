@@ -1,6 +1,6 @@
 package mutant
 
-// settings are mutants of what protects from settings of sessions, and from rows that sessions cannot see.
+// settings are mutants of what protects from settings of sessions, and from rows that sessions cannot see, or that others write.
 var settings = []Mutant{
 	{
 		Name:  "encoding_unchecked",
@@ -37,5 +37,41 @@ var settings = []Mutant{
 		What:  "the lock of the log is not taken in sessions with session_replication_role = replica",
 		Edits: []Edit{{File: "providers/postgres/migrations/00002_trigger_always.sql", Old: "enable always trigger", New: "enable trigger"}, {File: "providers/postgres/log_settled.go", Old: "tgenabled = 'A'", New: "tgenabled in ('O', 'A')"}},
 		Tests: []Test{{"./providers/postgres", "TestAnAppendOfAReplicaSessionIsWaitedFor"}},
+	},
+	{
+		Name:  "checkpoint_in_memory",
+		What:  "a reader compares the log with the checkpoint in its memory, although the read model may have gone back with the log",
+		Edits: []Edit{{File: "projector/checkpoint.go", Old: "	if !errors.Is(err, ErrLogChanged) {", New: "	if true || !errors.Is(err, ErrLogChanged) {"}},
+		Tests: []Test{{"./providers/postgres", "TestALogAndAReadModelThatGoBackTogether"}},
+	},
+	{
+		Name:  "json_of_any_length",
+		What:  "SQL can store JSON that no statement can return",
+		Edits: []Edit{{File: "providers/postgres/migrations/00003_foreign_rows.sql", Old: "check (octet_length(value::text) <= 67108864)", New: "check (true)"}},
+		Tests: []Test{{"./providers/postgres", "TestForeignRowsHarmThemselvesOnly/events"}},
+	},
+	{
+		Name:  "times_of_any_age",
+		What:  "SQL can store times that no program can read",
+		Edits: []Edit{{File: "providers/postgres/migrations/00003_foreign_rows.sql", Old: "check (value between '0001-01-01 00:00Z' and '9999-12-30 00:00Z')", New: "check (true)"}},
+		Tests: []Test{{"./providers/postgres", "TestForeignRowsHarmThemselvesOnly/leases"}},
+	},
+	{
+		Name:  "attempts_overflow",
+		What:  "an entry with the highest number of attempts stops all claims",
+		Edits: []Edit{{File: "providers/postgres/claim.go", Old: "attempts = least(o.attempts, 999999999) + 1,", New: "attempts = o.attempts + 1,"}},
+		Tests: []Test{{"./providers/postgres", "TestForeignRowsHarmThemselvesOnly/outbox"}},
+	},
+	{
+		Name:  "positions_are_chosen",
+		What:  "an appender may choose the position of an event",
+		Edits: []Edit{{File: "providers/postgres/grants.sql", Old: "insert (stream, version, id, type, schema_version, data, metadata, recorded_at) on kinora.events", New: "insert on kinora.events"}},
+		Tests: []Test{{"./providers/postgres", "TestNoRoleChoosesAPosition"}},
+	},
+	{
+		Name:  "lists_of_own_rows",
+		What:  "a checkpoint that another program wrote hides what is stored from operators",
+		Edits: []Edit{{File: "providers/postgres/survey.go", Old: "errors.As(err, &malformed) {", New: "errors.As(err, &malformed) && false {"}},
+		Tests: []Test{{"./providers/postgres", "TestForeignRowsHarmThemselvesOnly/checkpoints"}},
 	},
 }

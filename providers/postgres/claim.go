@@ -200,7 +200,7 @@ batch as materialized (
 	claimTail = `
 		window w as (order by o.id rows unbounded preceding)) s
 	where s.n = 1 or s.suspects = 0 and ($6::bigint <= 0 or s.total <= $6::bigint))
-update kinora.outbox o set status = 'claimed', token = $1::uuid, claimed_by = $5::text, attempts = o.attempts + 1,
+update kinora.outbox o set status = 'claimed', token = $1::uuid, claimed_by = $5::text, attempts = least(o.attempts, 999999999) + 1,
 	suspect = o.suspect or o.status = 'claimed', last_attempt_at = ck.t, next_attempt_at = ck.until
 from batch, ck where o.id = batch.id
 returning ` + claimedColumns
@@ -359,7 +359,7 @@ update kinora.outbox o set
 	last_error      = case when exhausted then 'crashed' else o.last_error end,
 	token           = case when exhausted then o.token else $2::uuid end,
 	claimed_by      = case when exhausted then o.claimed_by else $3::text end,
-	attempts        = case when exhausted then o.attempts else o.attempts + 1 end,
+	attempts        = case when exhausted then o.attempts else least(o.attempts, 999999999) + 1 end,
 	suspect         = o.suspect or o.status = 'claimed',
 	last_attempt_at = case when exhausted then o.last_attempt_at else ck.t end,
 	next_attempt_at = case when exhausted then o.next_attempt_at else ck.t + $4::bigint * interval '1 microsecond' end

@@ -1,11 +1,12 @@
 -- The rights of each role in Kinora's schema. Run it as the owner, after Migrate. It can be run
--- again.
+-- again. Nobody may choose the numbers that sequences give: behind an event with a high position, readers
+-- would pass all events that come later.
 revoke all on all tables in schema kinora from kinora_appender, kinora_relay, kinora_projector, kinora_worker, kinora_operator, kinora_archiver, kinora_reader;
 
 grant select, insert, update on kinora.streams to kinora_appender;
-grant select, insert on kinora.events to kinora_appender;
+grant select, insert (stream, version, id, type, schema_version, data, metadata, recorded_at) on kinora.events to kinora_appender;
 grant select, insert, update, delete on kinora.snapshots to kinora_appender;
-grant insert, select (topic, message_id) on kinora.outbox to kinora_appender;
+grant select (topic, message_id), insert (message_id, topic, key, payload, headers, next_attempt_at, created_at) on kinora.outbox to kinora_appender;
 grant select on kinora.incarnation to kinora_appender;
 
 grant select, update, delete on kinora.outbox to kinora_relay;
@@ -19,16 +20,18 @@ grant select, insert, delete on kinora.markers to kinora_projector;
 grant select, insert, update on kinora.low_water_marks to kinora_projector;
 grant select, insert, update on kinora.checkpoints to kinora_projector;
 grant select, insert, update, delete on kinora.segments to kinora_projector;
-grant select, insert, update, delete on kinora.parked, kinora.holds, kinora.runners, kinora.in_flight, kinora.leases to kinora_projector;
-grant insert, select (topic, message_id) on kinora.outbox to kinora_projector;
+grant select, update, delete, insert (projector, generation, handler, handlers, message_id, marker_id, topic, key, lane, type, payload, headers, class, code, error,
+	attempts, version, state, parked_at, resolved_at, resolved_by, reason) on kinora.parked to kinora_projector;
+grant select, insert, update, delete on kinora.holds, kinora.runners, kinora.in_flight, kinora.leases to kinora_projector;
+grant select (topic, message_id), insert (message_id, topic, key, payload, headers, next_attempt_at, created_at) on kinora.outbox to kinora_projector;
 
 -- to start, answer, postpone and cancel tasks
 grant select, insert, update on kinora.tasks to kinora_appender, kinora_projector;
 grant select, insert on kinora.task_groups to kinora_appender, kinora_projector;
-grant insert on kinora.task_trail to kinora_appender, kinora_projector;
+grant insert (task, what, detail, by, reason, at) on kinora.task_trail to kinora_appender, kinora_projector;
 grant select, insert, update, delete on kinora.tasks, kinora.task_groups, kinora.leases to kinora_worker;
-grant select, insert, delete on kinora.task_trail to kinora_worker;
-grant insert, select (topic, message_id) on kinora.outbox to kinora_worker;
+grant select, insert (task, what, detail, by, reason, at), delete on kinora.task_trail to kinora_worker;
+grant select (topic, message_id), insert (message_id, topic, key, payload, headers, next_attempt_at, created_at) on kinora.outbox to kinora_worker;
 
 -- to archive ended streams
 grant select on kinora.streams, kinora.checkpoints, kinora.incarnation to kinora_archiver;
@@ -41,12 +44,13 @@ grant select, update on kinora.acts to kinora_projector;
 
 -- what a person may do with the command kinora
 grant select on all tables in schema kinora to kinora_operator;
-grant select, insert, update, delete on kinora.pauses, kinora.acts to kinora_operator;
+grant select, insert, update, delete on kinora.pauses to kinora_operator;
+grant select, update, delete, insert (verb, kind, name, decided_by, reason, detail, state, holder, applied, total, outcome, at, expires_at, ended_at) on kinora.acts to kinora_operator;
 grant update on kinora.outbox, kinora.parked, kinora.tasks to kinora_operator;
 grant insert, update, delete on kinora.holds to kinora_operator;
 grant insert, update on kinora.generations, kinora.checkpoints to kinora_operator;
 grant update on kinora.segments to kinora_operator;
-grant insert on kinora.task_trail to kinora_operator;
+grant insert (task, what, detail, by, reason, at) on kinora.task_trail to kinora_operator;
 
 grant select on kinora.migrations to kinora_appender, kinora_relay, kinora_projector, kinora_worker, kinora_archiver;
 grant select on all tables in schema kinora to kinora_reader;

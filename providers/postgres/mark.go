@@ -66,7 +66,7 @@ changed as (
 		open            = m.status not in ('published', 'abandoned'),
 		held            = m.status = 'abandoned',
 		stuck           = m.status in ('failed', 'abandoned') or o.stuck and m.status <> 'published',
-		attempts        = o.attempts - case when m.status = 'pending' then 1 else 0 end,
+		attempts        = greatest(o.attempts, 1) - case when m.status = 'pending' then 1 else 0 end,
 		last_error      = case when m.status in ('failed', 'abandoned') or m.status = 'pending' and m.error <> '' then m.error else o.last_error end,
 		published_at    = case when m.status = 'published' then ck.t end,
 		next_attempt_at = case when m.status in ('failed', 'claimed', 'pending') then ck.t + m.after * interval '1 microsecond' else ck.t end

@@ -17,6 +17,9 @@ var migration1 string
 //go:embed migrations/00002_trigger_always.sql
 var migration2 string
 
+//go:embed migrations/00003_foreign_rows.sql
+var migration3 string
+
 //go:embed roles.sql
 var roles string
 
@@ -43,7 +46,7 @@ func named(schema, script string) (string, error) {
 var schemaName = regexp.MustCompile(`\bkinora\b`)
 
 // migrations are numbered from 1 and append-only.
-var migrations = []string{migration1, migration2}
+var migrations = []string{migration1, migration2, migration3}
 
 // MigrationSQL is what Migrate runs for this schema, for people who apply it by other means. Its last lines record the
 // versions, as Migrate does. A schema's name that Config.Schema does not take is an *eventstore.InvalidError.

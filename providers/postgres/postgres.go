@@ -18,13 +18,16 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
+// maxStored is the most bytes of a payload that the tables take: see migration 3.
+const maxStored = 64 << 20
+
 // Config is the configuration of a DB. The zero value is the default.
 type Config struct {
 	// Schema is the PostgreSQL schema of Kinora's tables: ^[a-z][a-z0-9_]{0,40}$, and neither a
 	// reserved word of PostgreSQL nor one of its own schemas ("pg_…"). Empty means "kinora".
 	Schema     string
 	Route      outbox.Route // maps events to the topics of their entries; nil: no entries
-	MaxPayload int          // most bytes of a payload; zero means 1 MiB
+	MaxPayload int          // most bytes of a payload, up to 64 MiB; zero means 1 MiB
 
 	// RequeueWindow is how long after its last attempt an entry can be requeued without Force:
 	// the shortest time for which any of its consumers keeps markers (marker.Retention.Window).
@@ -155,8 +158,8 @@ func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 	if db.cfg.Schema == "" {
 		db.cfg.Schema = defaultSchema
 	}
-	if db.cfg.MaxPayload < 0 {
-		return nil, fmt.Errorf("postgres: MaxPayload is %d: it must not be negative; zero means 1 MiB", db.cfg.MaxPayload)
+	if db.cfg.MaxPayload < 0 || db.cfg.MaxPayload > maxStored {
+		return nil, fmt.Errorf("postgres: MaxPayload is %d: it must be from 0, which means 1 MiB, to %d", db.cfg.MaxPayload, maxStored)
 	}
 	if db.cfg.RequeueWindow < 0 {
 		return nil, fmt.Errorf("postgres: RequeueWindow is %s: it must not be negative; zero means the default", db.cfg.RequeueWindow)

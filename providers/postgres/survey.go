@@ -2,6 +2,8 @@ package postgres
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -66,8 +68,12 @@ from unnest($2::text[], $3::int[]) with ordinality b(projector, generation, o),
 			order by o.lane, o.id limit $1::int + 1) q) behind
 order by b.o, p.id`
 
+	// The times that people are shown: JSON has no others.
+	firstTime = `'0001-01-01 00:00Z'::timestamptz`
+	lastTime  = `'9999-12-30 00:00Z'::timestamptz`
+
 	surveyEntriesSQL = `
-select status, holder, count(*), min(created_at) filter (where isfinite(created_at)), max(until) filter (where isfinite(until)), max(n) from (
+select status, holder, count(*), min(created_at) filter (where created_at between ` + firstTime + ` and ` + lastTime + `), max(until) filter (where until between ` + firstTime + ` and ` + lastTime + `), max(n) from (
 	select status, case when status = 'claimed' then claimed_by else '' end as holder, created_at,
 		case when status = 'claimed' then next_attempt_at end as until, n
 	from (select o.*, count(*) over () as n from (select * from kinora.outbox where open and id > 0 order by id limit $1::int) o) o where status in ('pending', 'claimed')
@@ -79,7 +85,7 @@ select status, holder, count(*), min(created_at) filter (where isfinite(created_
 group by status, holder order by status, holder`
 
 	surveyTasksSQL = `
-select status, holder, count(*), min(created_at) filter (where isfinite(created_at)), max(until) filter (where isfinite(until)), max(n) from (
+select status, holder, count(*), min(created_at) filter (where created_at between ` + firstTime + ` and ` + lastTime + `), max(until) filter (where until between ` + firstTime + ` and ` + lastTime + `), max(n) from (
 	select status, case when status = 'claimed' then claimed_by else '' end as holder, created_at,
 		case when status = 'claimed' then next_at end as until, n
 	from (select t.*, count(*) over () as n from (select * from kinora.tasks where open order by suspect, kind, next_at, id limit $1::int) t) t where status <> 'failed'
@@ -95,7 +101,7 @@ with recursive k as (
 	union all
 	select n.* from k, lateral (
 		select kind, next_at from kinora.tasks where open and not suspect and kind > k.kind order by suspect, kind, next_at, id limit 1) n)
-select kind, next_at from k where next_at <= clock_timestamp() and isfinite(next_at) limit 100`
+select kind, next_at from k where next_at <= clock_timestamp() and next_at >= ` + firstTime + ` limit 100`
 
 	surveyLeasesSQL = `select name, holder, expires_at from kinora.leases order by name limit $1::int`
 
@@ -220,6 +226,9 @@ func (r wider) Scan(dest ...any) error {
 func scanBuild(row pgx.CollectableRow, limit int) (b provider.SurveyedBuild, err error) {
 	var oldest *time.Time
 	b.Checkpoint, err = scanCheckpoint(wider{row, []any{&b.Projector, &b.Generation}, []any{&b.Parked.N, &oldest, &b.Lanes.N, &b.StuckLanes.N}})
+	if malformed := new(json.UnmarshalTypeError); errors.As(err, &malformed) { // a row that another program wrote shows less
+		err = nil
+	}
 	b.Oldest = timeAt(oldest)
 	for _, n := range []*provider.Count{&b.Parked, &b.Lanes, &b.StuckLanes} {
 		n.AtLeast = n.N >= int64(limit)

@@ -144,7 +144,7 @@ const (
 	takeAsRead = `
 update kinora_outbox as o set
 	status = iif(` + exhausted + `, 'abandoned', 'claimed'),
-	attempts = iif(` + exhausted + `, attempts, attempts + 1),
+	attempts = iif(` + exhausted + `, attempts, min(attempts, 999999999) + 1),
 	suspect = max(suspect, status = 'claimed'),
 	token = iif(` + exhausted + `, token, ?5),
 	claimed_by = iif(` + exhausted + `, claimed_by, ?6),

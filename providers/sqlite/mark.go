@@ -15,7 +15,7 @@ const (
 update kinora_outbox set
 	status = ?3,
 	open = ?3 <> 'published',
-	attempts = attempts - (?3 = 'pending'),
+	attempts = max(attempts, 1) - (?3 = 'pending'),
 	next_attempt_at = iif(?3 in ('failed', 'claimed', 'pending'), ` + clock + ` + ?4, next_attempt_at),
 	last_error = iif(?3 in ('failed', 'abandoned') or ?3 = 'pending' and ?5 <> '', ?5, last_error),
 	published_at = iif(?3 = 'published', ` + clock + `, null)
