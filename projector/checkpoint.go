@@ -211,18 +211,38 @@ func (r *reader) checkLog(ctx context.Context, c provider.Checkpoint) error {
 // handlersFrom returns the handlers and types of this program. Those that are recorded keep the
 // positions at which they began, and the others begin at a position.
 func (r *reader) handlersFrom(recorded []provider.Began, position int64) (all []provider.Began) {
+	began := map[named]int64{}
+	for _, was := range recorded {
+		for _, handler := range r.named[named{was.Type, was.Handler}] {
+			began[named{was.Type, handler}] = was.Position
+		}
+	}
 	for eventType, handlers := range r.byType {
 		for _, h := range handlers {
 			b := provider.Began{Handler: h.Name, Type: eventType, Position: position}
-			for _, was := range recorded {
-				if was.Type == eventType && slices.Contains(h.Names(), was.Handler) {
-					b.Position = was.Position
-				}
+			if at, ok := began[named{eventType, h.Name}]; ok {
+				b.Position = at
 			}
 			all = append(all, b)
 		}
 	}
 	slices.SortFunc(all, provider.Began.Compare)
+	return all
+}
+
+// named is a type of events, and the name of a handler that takes it.
+type named struct{ eventType, handler string }
+
+// namedBy returns which handlers have or had a name. There may be thousands.
+func namedBy(byType map[string][]provider.Handler) map[named][]string {
+	all := map[named][]string{}
+	for eventType, handlers := range byType {
+		for _, h := range handlers {
+			for _, name := range h.Names() {
+				all[named{eventType, name}] = append(all[named{eventType, name}], h.Name)
+			}
+		}
+	}
 	return all
 }
 
@@ -352,8 +372,7 @@ func (r *reader) detach(ctx context.Context) {
 // removed returns the recorded handlers and types that this program does not have.
 func (r *reader) removed(recorded []provider.Began) (missing []string) {
 	for _, was := range recorded {
-		has := slices.ContainsFunc(r.byType[was.Type], func(h provider.Handler) bool { return slices.Contains(h.Names(), was.Handler) })
-		if !has {
+		if len(r.named[named{was.Type, was.Handler}]) == 0 {
 			missing = append(missing, was.Handler+" "+was.Type)
 		}
 	}
@@ -361,17 +380,25 @@ func (r *reader) removed(recorded []provider.Began) (missing []string) {
 }
 
 // reportAdded logs how many earlier events the handlers that begin now do not get. It counts up to
-// 10,000.
+// 10,000 of each type.
 func (r *reader) reportAdded(ctx context.Context, recorded []provider.Began) {
+	if len(recorded) == 0 {
+		return
+	}
+	had := map[named]bool{}
+	for _, was := range recorded {
+		for _, handler := range r.named[named{was.Type, was.Handler}] {
+			had[named{was.Type, handler}] = true
+		}
+	}
 	const most = 10_000
+	counted := map[string]int{}
 	for _, b := range r.at.Handlers {
-		if len(recorded) == 0 || b.Position != r.at.Place.Position || slices.ContainsFunc(recorded, func(was provider.Began) bool {
-			return was.Type == b.Type && r.isNamed(b, was.Handler)
-		}) {
+		if b.Position != r.at.Place.Position || had[named{b.Type, b.Handler}] {
 			continue
 		}
-		q, missed := provider.LogQuery{Filter: eventstore.LogFilter{Types: []string{b.Type}}, Limit: most, NoData: true}, 0
-		for missed < most {
+		missed, ok := counted[b.Type]
+		for q := (provider.LogQuery{Filter: eventstore.LogFilter{Types: []string{b.Type}}, Limit: most, NoData: true}); !ok && missed < most; {
 			page, err := r.pageAfter(ctx, q)
 			if err != nil {
 				return
@@ -386,18 +413,11 @@ func (r *reader) reportAdded(ctx context.Context, recorded []provider.Began) {
 			}
 			q.After = page.End.Position
 		}
-		if missed > 0 {
+		if counted[b.Type] = missed; missed > 0 {
 			r.runner.cfg.Logger.Warn("a new handler does not get earlier events: rebuild the projector to apply them",
 				"projector", r.name, "handler", b.Handler, "type", b.Type, "events", missed, "or_more", missed >= most)
 		}
 	}
-}
-
-// isNamed reports whether the handler of b has or had a name.
-func (r *reader) isNamed(b provider.Began, name string) bool {
-	return slices.ContainsFunc(r.byType[b.Type], func(h provider.Handler) bool {
-		return h.Name == b.Handler && slices.Contains(h.Names(), name)
-	})
 }
 
 // setMode changes the mode of the checkpoint, after open units have ended.

@@ -554,3 +554,22 @@ func TestAReaderThatEndsWhileItAcquiresTheLease(t *testing.T) {
 		require.NoError(t, stop())
 	})
 }
+
+// What a program of n handlers of a type does at its start, in all, grows with n: with its cube, these would take
+// half an hour.
+func TestThousandsOfHandlersOfAType(t *testing.T) {
+	t.Parallel()
+	db, ran := newDB(t), 0
+	var handlers []projector.Handler[txn]
+	for i := range 6000 {
+		handlers = append(handlers, projector.On(fmt.Sprint("h", i), func(context.Context, txn, eventstore.Event[posted]) error { ran++; return nil }))
+	}
+	for n := 1; n <= 2; n++ {
+		p := projector.Define("p", types, projector.Options{}, handlers...)
+		at := write(t, db, "a-1", n)
+		stop := fromLog(t, db, projector.RunnerConfig{}, p)
+		require.NoError(t, p.Wait(t.Context(), db, at))
+		require.NoError(t, stop())
+	}
+	require.Equal(t, 2*len(handlers), ran)
+}

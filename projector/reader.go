@@ -30,7 +30,8 @@ type reader struct {
 	filter   eventstore.LogFilter // empty if there are categories: see accept
 	// whose events of unregistered types are read too
 	categories []string
-	terms      claim.Terms // of its lease
+	named      map[named][]string // the handlers that have or had a name
+	terms      claim.Terms        // of its lease
 
 	segment int                  // the number of the segment that it reads; 0: all events, or none while there are segments
 	before  *provider.Checkpoint // has what the segments of earlier splits have applied; nil: nothing
@@ -86,7 +87,7 @@ func newReader(p *projection, number int) *reader {
 		worker: &worker{projection: p, number: number, batch: batch, size: batch}, seenVersions: map[schemaVersion]bool{}, passed: map[int]passed{}, waiting: map[provider.Lane]bool{},
 		assigned: make(chan struct{}, 1),
 		log:      p.runner.log, isSource: p.runner.src.log != nil, marks: p.keeps.Markers,
-		terms: claim.Terms{Holder: p.runner.id, Token: claim.NewToken(), Lease: cfg.Lease},
+		named: namedBy(p.byType), terms: claim.Terms{Holder: p.runner.id, Token: claim.NewToken(), Lease: cfg.Lease},
 	}
 	if r.categories = p.runner.src.categories; len(r.categories) == 0 {
 		for eventType := range p.byType {

@@ -290,7 +290,7 @@ func (r *reader) detachSegment(ctx context.Context) {
 func (r *reader) hasHandlers(recorded []provider.Began) bool {
 	own := r.handlersFrom(recorded, 0)
 	return slices.EqualFunc(own, recorded, func(a, b provider.Began) bool {
-		return a.Type == b.Type && (a.Handler == b.Handler || r.isNamed(a, b.Handler))
+		return a.Type == b.Type && slices.Contains(r.named[named{b.Type, b.Handler}], a.Handler)
 	})
 }
 
