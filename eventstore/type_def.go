@@ -1,10 +1,13 @@
 package eventstore
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"reflect"
 	"slices"
+
+	"github.com/kinora-go/kinora/internal/check"
 )
 
 // TypeDef is the definition of one event type. Type returns it.
@@ -42,8 +45,8 @@ func (d TypeDef) Removed(fields ...string) TypeDef {
 }
 
 // Codec replaces encoding/json for this type. encode must return JSON, and decode must return a
-// value of the registered type. decode also gets the data of messages of other software, as their
-// projector.Decoder returns it, for example Protobuf.
+// value of the registered type. decode gets objects and arrays in the form that Decode describes. It also
+// gets the data of messages of other software, as their projector.Decoder returns it, for example Protobuf.
 func (d TypeDef) Codec(encode func(any) ([]byte, error), decode func([]byte) (any, error)) TypeDef {
 	d.encode, d.decode, d.ownCodec = encode, decode, true
 	return d
@@ -64,8 +67,12 @@ func Type[E any](name string, up ...Upcast) TypeDef {
 	}
 }
 
-// upcast converts data of a schema version to the current one.
+// upcast converts data of a schema version to the current one. Before that, it brings the data into the
+// one form that they have from every store and over every broker.
 func (d *TypeDef) upcast(schema int, data []byte) ([]byte, error) {
+	if !d.ownCodec || bytes.HasPrefix(data, []byte("{")) || bytes.HasPrefix(data, []byte("[")) { // other data may be no JSON, and look like it
+		data = check.CanonicalJSON(data)
+	}
 	for ; schema <= len(d.up); schema++ {
 		next, err := d.up[schema-1](data)
 		if err != nil {

@@ -123,6 +123,11 @@ func Matching[E any](t *Types) []string {
 // Decode upcasts and decodes r. The result has the current name and schema version of the type. A
 // name that is not in t, a newer schema version, and a type that is not E or does not implement
 // it are ErrUnregistered.
+//
+// Stores and programs write one JSON value in several ways, so Decode brings the data into one form first.
+// It has no spaces, sorted keys, and numbers without exponents: 1E+2 is 100. Of a key that occurs twice,
+// the last one counts. So upcasters, decoders and fields of the type json.RawMessage get the same bytes
+// from the log as over a broker. Numbers to which this would add more than 1 MiB in one event stay as they are.
 func Decode[E any](t *Types, r Raw) (Event[E], error) {
 	d, ok := t.byName[r.Type]
 	if !ok {

@@ -143,3 +143,25 @@ func TestWasDoesNotShareItsArray(t *testing.T) {
 	require.False(t, eventstore.NewTypes(one).Has("two"))
 	require.False(t, errors.Is(eventstore.NewTypes(two).Err(), eventstore.ErrInvalid))
 }
+
+// Decoders and upcasters get one form of a value. The data of other software, which may be no JSON, stays.
+func TestDecodeGetsOneFormOfAValue(t *testing.T) {
+	t.Parallel()
+	var got []string
+	note := func(data json.RawMessage) (json.RawMessage, error) {
+		got = append(got, string(data))
+		return data, nil
+	}
+	codec := func(data []byte) (any, error) { _, err := note(data); return edited{}, err }
+	types := eventstore.NewTypes(
+		eventstore.Type[posted]("posted", note), eventstore.Type[edited]("edited").Codec(json.Marshal, codec))
+	for _, e := range [][3]string{
+		{"posted", `{"Text": "a", "Stars": 1E+1}`, `{"Stars":10,"Text":"a"}`},
+		{"edited", `{"b": 1, "a": [1.0]}`, `{"a":[1.0],"b":1}`},
+		{"edited", " 1", " 1"}, // Protobuf: field 4 is 49
+	} {
+		_, err := eventstore.Decode[any](types, eventstore.Raw{Type: e[0], Data: []byte(e[1])})
+		require.NoError(t, err)
+		require.Equal(t, e[2], got[len(got)-1])
+	}
+}

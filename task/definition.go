@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/kinora-go/kinora/internal/check"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -71,7 +72,7 @@ func (d *Definition[Tx, In, Out]) Result(t Task) (Out, error) {
 	if t.Status != Done {
 		return out, fmt.Errorf("%w: task %s is %s", ErrNotDone, t.ID, t.Status)
 	}
-	if err := json.Unmarshal(t.Result, &out); err != nil {
+	if err := decode(t.Result, &out); err != nil {
 		return out, fmt.Errorf("result of task %s, a %s: %w", t.ID, t.Kind, err)
 	}
 	return out, nil
@@ -118,7 +119,7 @@ func (d *Definition[Tx, In, Out]) define(all *kinds[Tx]) error {
 	case d.run != nil:
 		h.run = func(ctx context.Context, r *Run[Tx], raw json.RawMessage) (json.RawMessage, error) {
 			var in In
-			if err := json.Unmarshal(raw, &in); err != nil {
+			if err := decode(raw, &in); err != nil {
 				return nil, permanent(codeUndecodable, err)
 			}
 			out, err := d.run(ctx, r, in)
@@ -130,7 +131,7 @@ func (d *Definition[Tx, In, Out]) define(all *kinds[Tx]) error {
 	case d.tx != nil:
 		h.tx = func(ctx context.Context, tx Tx, raw json.RawMessage) (json.RawMessage, []outbox.Message, error) {
 			var in In
-			if err := json.Unmarshal(raw, &in); err != nil {
+			if err := decode(raw, &in); err != nil {
 				return nil, nil, permanent(codeUndecodable, err)
 			}
 			out, ms, err := d.tx(ctx, tx, in)
@@ -170,13 +171,17 @@ func (g *Group[Tx, Data]) define(all *kinds[Tx]) error {
 	}
 	all.groups[g.name] = func(ctx context.Context, tx Tx, s *provider.TaskGroup) ([]outbox.Message, error) {
 		var data Data
-		if err := json.Unmarshal(s.Data, &data); err != nil {
+		if err := decode(s.Data, &data); err != nil {
 			return nil, permanent(codeUndecodable, err)
 		}
 		return g.complete(ctx, tx, s.ID, data)
 	}
 	return nil
 }
+
+// decode decodes an input, a result, an answer or the data of a group. It brings them into one form first: a
+// store may return another one than it got.
+func decode(data []byte, into any) error { return json.Unmarshal(check.CanonicalJSON(data), into) }
 
 // encode encodes a result. It refuses what no provider can store.
 func encode(v any) (json.RawMessage, error) {

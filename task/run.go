@@ -350,7 +350,7 @@ func (r *Run[Tx]) recorded(name string, s Slot, into any) error {
 }
 
 func (r *Run[Tx]) decode(name string, s Slot, into any) error {
-	if err := json.Unmarshal(s.Out, into); err != nil {
+	if err := decode(s.Out, into); err != nil {
 		return r.halt(permanent(codeUndecodable, fmt.Errorf("step %q: %w", name, err)))
 	}
 	return nil

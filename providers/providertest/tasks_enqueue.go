@@ -24,8 +24,9 @@ var taskEnqueueCases = []testCase{
 		rule: "Another kind, input or group under a used id is ErrTaskIDReused; nothing of the call is added, and the transaction stays usable",
 	},
 	{
+		// Promise: T1.2
 		name: "inputs that are equal as JSON", play: taskSameInput,
-		rule: "Inputs are compared as JSON values: the order of keys, spaces and escapes do not count",
+		rule: "Inputs and data are compared as JSON values: the order of keys, spaces, escapes and the form of numbers do not count",
 	},
 	{
 		// Promise: T1.2
@@ -134,6 +135,8 @@ func taskSameInput(s *stage) {
 		{`"\u00e9\/"`, `"é/"`},
 		{`{"é":"\u65e5\u672c"}`, `{"\u00e9":"日本"}`},
 		{`[true,null,""]`, "[true,\n\tnull, \"\"]"},
+		{`{"total":1.0,"rate":1.50}`, `{"rate":1.5,"total":1}`},
+		{`[1E+2,-0,0.5e-1,9007199254740993]`, `[100,0.0,5e-2,9007199254740993.0]`},
 	} {
 		d := s.draftTask(fmt.Sprint("call", i))
 		d.Input = json.RawMessage(pair[0])
@@ -143,8 +146,14 @@ func taskSameInput(s *stage) {
 		d.Input = json.RawMessage(pair[1])
 		s.addTasks(d)
 		same(s, "the task", s.task(fmt.Sprint("call", i)), was)
+
+		g := s.group(fmt.Sprint("group", i), fmt.Sprint("member", i))
+		g.Data, g.Tasks[0].Input = json.RawMessage(pair[0]), json.RawMessage(pair[0])
+		s.addGroup(g)
+		g.Data, g.Tasks[0].Input = json.RawMessage(pair[1]), json.RawMessage(pair[1])
+		s.addGroup(g)
 	}
-	for i, pair := range [][2]string{{`1`, `"1"`}, {`[]`, `{}`}, {`null`, `"null"`}, {`[1,2]`, `[2,1]`}, {`{"a":null}`, `{}`}, {`0`, `false`}, {`"a"`, `"A"`}, {`" a"`, `"a"`}} {
+	for i, pair := range [][2]string{{`1`, `"1"`}, {`[]`, `{}`}, {`null`, `"null"`}, {`[1,2]`, `[2,1]`}, {`{"a":null}`, `{}`}, {`0`, `false`}, {`"a"`, `"A"`}, {`" a"`, `"a"`}, {`9007199254740993`, `9007199254740992`}, {`1E+2`, `1`}} {
 		d := s.draftTask(fmt.Sprint("differs", i))
 		d.Input = json.RawMessage(pair[0])
 		s.addTasks(d)

@@ -132,7 +132,7 @@ func (u *unit) differences(ctx context.Context, p provider.TablePair, is *compar
 	}
 	seen := map[string]bool{}
 	for _, o := range c.Only {
-		key := check.CanonicalJSON(o.Key)
+		key := string(check.ComparableJSON(o.Key))
 		where, args, ok := is.where(o.Key)
 		if o.Table != p.Other || !ok || seen[key] || len(found) == limit {
 			continue

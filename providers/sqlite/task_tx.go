@@ -122,7 +122,7 @@ func (t taskTx) EnqueueGroup(ctx context.Context, g provider.TaskGroupDraft) err
 func digestOf(tasks []provider.TaskDraft) string {
 	all := make([][3]string, len(tasks))
 	for i, d := range tasks {
-		all[i] = [3]string{d.ID, d.Kind, check.CanonicalJSON(d.Input)}
+		all[i] = [3]string{d.ID, d.Kind, string(check.ComparableJSON(d.Input))}
 	}
 	slices.SortFunc(all, func(a, b [3]string) int { return strings.Compare(a[0], b[0]) })
 	sum := sha256.Sum256([]byte(jsonOf(all)))
