@@ -25,7 +25,7 @@ type Log interface {
 // From says where reading of a log begins. The zero value is the beginning. Set at most one field.
 type From struct {
 	Position int64     // after this position
-	Time     time.Time // at the first event that was recorded at this time or later
+	Time     time.Time // at the first event that was recorded at this time or later; in the years 1 to 9999
 	Now      bool      // after the events that exist now
 }
 

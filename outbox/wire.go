@@ -73,8 +73,10 @@ func ParseWatermill(m *message.Message) (eventstore.Raw, error) {
 		}
 	}
 	if s := m.Metadata[HeaderRecordedAt]; s != "" {
-		if raw.RecordedAt, err = time.Parse(time.RFC3339Nano, s); err != nil {
-			return raw, fmt.Errorf("%w: header %s is not an RFC 3339 time", ErrMalformed, HeaderRecordedAt)
+		at, err := time.Parse(time.RFC3339Nano, s)
+		var ok bool
+		if raw.RecordedAt, ok = provider.StoredTime(at); err != nil || !ok {
+			return raw, fmt.Errorf("%w: header %s is not an RFC 3339 time of the years 1 to 9999", ErrMalformed, HeaderRecordedAt)
 		}
 	}
 	if err := provider.CheckText("message id", raw.ID, provider.MaxIDBytes); err != nil {

@@ -52,6 +52,8 @@ func TestParseWatermillRefuses(t *testing.T) {
 		"version no number": func(m *message.Message) { m.Metadata[outbox.HeaderVersion] = "1e3" },
 		"version negative":  func(m *message.Message) { m.Metadata[outbox.HeaderVersion] = "-1" },
 		"time no time":      func(m *message.Message) { m.Metadata[outbox.HeaderRecordedAt] = "yesterday" },
+		"year 0":            func(m *message.Message) { m.Metadata[outbox.HeaderRecordedAt] = "0000-12-31T23:59:59Z" },
+		"year 10000 in UTC": func(m *message.Message) { m.Metadata[outbox.HeaderRecordedAt] = "9999-12-31T23:59:59-01:00" },
 	} {
 		m := message.NewMessage("1", []byte(`{}`))
 		m.Metadata[outbox.HeaderType] = "t"

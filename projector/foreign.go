@@ -25,12 +25,12 @@ import (
 //   - Data: what the codec of the type decodes. That is JSON unless the type has its own codec.
 //   - Stream: the ordering key. Empty means that of the header kinora_key, or none.
 //   - Schema, Version, Metadata, RecordedAt: optional. A zero Schema means 1, a zero RecordedAt the
-//     time in the header kinora_recorded_at, or none.
+//     time in the header kinora_recorded_at, or none. RecordedAt is in the years 1 to 9999.
 //
 // Position is ignored: the event is in no log, so only its marker shows that it was applied, and it
 // is not part of a rebuild.
 //
-// If the decoder returns an error or panics, or an ID or a Type is missing or invalid, the message is
+// If the decoder returns an error or panics, or one of these is missing or invalid, the message is
 // parked with the code malformed. A decoder must not retain m, must not change its payload, and must
 // return soon: later messages of the topic wait. It may be called by several goroutines at once.
 type Decoder func(topic string, m *message.Message) (eventstore.Raw, error)
@@ -50,6 +50,7 @@ func (d *received) decode(decoder Decoder) {
 	if raw.RecordedAt.IsZero() {
 		raw.RecordedAt, _ = time.Parse(time.RFC3339Nano, d.msg.Metadata[outbox.HeaderRecordedAt])
 	}
+	_, isTime := provider.StoredTime(raw.RecordedAt)
 	invalid := provider.CheckText("message id", raw.ID, provider.MaxIDBytes)
 	if invalid == nil {
 		d.id = raw.ID
@@ -62,6 +63,8 @@ func (d *received) decode(decoder Decoder) {
 		err = errors.New("the decoder returned no type")
 	case raw.Schema < 1:
 		err = fmt.Errorf("the decoder returned schema version %d", raw.Schema)
+	case !isTime:
+		err = errors.New("the decoder returned a time outside the years 1 to 9999")
 	}
 	raw.ID = d.id
 	d.raw, d.malformed, d.key = raw, err, raw.Stream

@@ -90,6 +90,9 @@ func TestMessageThatTheDecoderRefusesIsParked(t *testing.T) {
 		"schema": func(_ string, m *message.Message) (eventstore.Raw, error) {
 			return eventstore.Raw{ID: "1", Type: "posted", Schema: -1, Data: m.Payload}, nil
 		},
+		"a time of a year that is not stored": func(_ string, m *message.Message) (eventstore.Raw, error) {
+			return eventstore.Raw{ID: "1", Type: "posted", Data: m.Payload, RecordedAt: time.Date(300_000, 1, 1, 0, 0, 0, 0, time.UTC)}, nil
+		},
 		"it changes the message": func(_ string, m *message.Message) (eventstore.Raw, error) {
 			m.Nack()
 			clear(m.Metadata)

@@ -114,7 +114,7 @@ func OpenAppends(open []OpenAppend) string {
 	return "the open appends of " + strings.Join(names, ", ")
 }
 
-// CheckFrom refuses a negative position, and more than one field.
+// CheckFrom refuses a negative position, a time outside the years 1 to 9999, and more than one field.
 func CheckFrom(from eventstore.From) error {
 	set := 0
 	for _, is := range []bool{from.Position != 0, !from.Time.IsZero(), from.Now} {
@@ -128,7 +128,7 @@ func CheckFrom(from eventstore.From) error {
 	case from.Position < 0:
 		return invalidf("from.position", "%d: must not be negative; zero is the beginning", from.Position)
 	}
-	return nil
+	return checkTime("from.time", from.Time)
 }
 
 // CheckLogQuery checks the numbers and the filter of a query.
@@ -164,7 +164,8 @@ type LogIndex interface {
 	// Next returns the first event after a position, or a zero LogPlace.
 	Next(ctx context.Context, after int64) (LogPlace, error)
 	// Since finds the first event after a position that was recorded at t or later, and returns
-	// the position of the event before it, or zero. It returns false if there is no such event.
+	// the position of the event before it, or zero. It returns false if there is no such event. A
+	// store whose clock has less than nanoseconds rounds t up.
 	Since(ctx context.Context, after int64, t time.Time) (int64, bool, error)
 }
 

@@ -28,7 +28,7 @@ type Question struct {
 	Handler    string   // "product-ratings/posted"
 	Was        []string // earlier names of the handler: a marker under one of them counts
 	MessageID  string
-	RecordedAt time.Time // of the message; if zero, the outcome is never OutcomePruned
+	RecordedAt time.Time // of the message; if zero or outside the years 1 to 9999, the outcome is never OutcomePruned
 	Position   int64     // in the log of the projector's checkpoint; 0 if it has none
 }
 

@@ -137,7 +137,8 @@ func CheckSetCheckpoint(projector string, to Checkpoint) error {
 			return &eventstore.InvalidError{Field: "checkpoint.splits", Reason: fmt.Sprintf("%+v: First must be at least 1 and Count at least 0", split)}
 		}
 	}
-	return firstError(CheckStorable("projector", projector), CheckStorable("checkpoint.lineage", to.Lineage), CheckStorable("checkpoint.place.id", to.Place.ID))
+	return firstError(CheckStorable("projector", projector), CheckStorable("checkpoint.lineage", to.Lineage), CheckStorable("checkpoint.place.id", to.Place.ID),
+		checkTime("checkpoint.place.recorded_at", to.Place.RecordedAt))
 }
 
 // CheckUnapplied checks the names of Progress.Unapplied. A message's id may be any text.

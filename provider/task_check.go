@@ -75,15 +75,15 @@ func CheckTaskDrafts(drafts []TaskDraft) error {
 		if d.After < 0 {
 			return invalidf(at+"after", "%s: must not be negative", d.After)
 		}
-		if err := checkDue(at+"at", d.At); err != nil {
+		if err := checkTime(at+"at", d.At); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// checkDue refuses times outside the years 1 to 9999. The zero time passes.
-func checkDue(field string, at time.Time) error {
+// checkTime refuses times outside the years 1 to 9999. The zero time passes.
+func checkTime(field string, at time.Time) error {
 	if _, ok := StoredTime(at); !ok {
 		return invalidf(field, "must be in the years 1 to 9999")
 	}
@@ -115,7 +115,7 @@ func CheckPostpone(id string, at time.Time) error {
 	if at.IsZero() {
 		return invalid("at", "must not be zero")
 	}
-	return firstError(CheckStorable("task id", id), checkDue("at", at))
+	return firstError(CheckStorable("task id", id), checkTime("at", at))
 }
 
 // CheckTaskChanges returns an *eventstore.InvalidError for a change that TaskChange does not

@@ -97,4 +97,16 @@ var readers = []Mutant{
 		Tests: []Test{{"./providers/postgres", "TestConformance/Progress/Advance/a_fenced_move"}},
 		Cells: []string{"readers"},
 	},
+	{
+		Name:  "from_rounds_down",
+		What:  "the log from a time on begins at an event that was recorded up to a microsecond before",
+		Edits: []Edit{{File: "providers/postgres/log_place.go", Old: "planned, after, roundUp(t))", New: "planned, after, t)"}},
+		Tests: []Test{{"./providers/postgres", "TestConformance/Log/a_place_by_time"}},
+	},
+	{
+		Name:  "any_year",
+		What:  "a time that a database does not have is sent to it",
+		Edits: []Edit{{File: "provider/read_log.go", Old: `return checkTime("from.time", from.Time)`, New: "return nil"}},
+		Tests: []Test{{"./providers/postgres", "TestConformance/Log/queries_that_no_store_can_answer"}},
+	},
 }

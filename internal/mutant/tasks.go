@@ -229,4 +229,10 @@ var workers = []Mutant{
 		Edits: []Edit{{File: "task/worker.go", Old: "return min(e.cfg.Concurrency-(e.active-e.ending), 2*e.cfg.Concurrency-e.active)", New: "return e.cfg.Concurrency"}},
 		Tests: []Test{{"./task", "TestTheBoundComesBeforeTheClaim"}},
 	},
+	{
+		Name:  "due_rounds_down",
+		What:  "a task is due up to a microsecond before its time",
+		Edits: []Edit{{File: "providers/postgres/tasks_tx.go", Old: "at := roundUp(d.At)", New: "at := d.At"}},
+		Tests: []Test{{"./providers/postgres", "TestConformance/Tasks/Enqueue/times_of_a_task"}},
+	},
 }

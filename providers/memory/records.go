@@ -78,7 +78,8 @@ func (s *state) outcome(q *provider.Question) provider.Outcome {
 		if s.markers.has(markerKey(provider.Marker{Handler: name, MessageID: q.MessageID}, b)) {
 			return provider.OutcomeApplied
 		}
-		if mark, _ := s.lowWater.get(name); !isPlaced && !q.RecordedAt.IsZero() && !q.RecordedAt.After(mark) {
+		mark, _ := s.lowWater.get(name)
+		if recorded, _ := provider.StoredTime(q.RecordedAt); !isPlaced && !recorded.IsZero() && !recorded.After(mark) {
 			unmarked = provider.OutcomePruned
 		}
 	}

@@ -51,8 +51,11 @@ func (x logIndex) Next(ctx context.Context, after int64) (provider.LogPlace, err
 	return placeOf(x.db.pool.QueryRow(ctx, x.db.q(logNextSQL), planned, after))
 }
 
+// roundUp returns t in PostgreSQL's microseconds, or the next one. pgx rounds down.
+func roundUp(t time.Time) time.Time { return t.Add(time.Microsecond - 1).Truncate(time.Microsecond) }
+
 func (x logIndex) Since(ctx context.Context, after int64, t time.Time) (before int64, found bool, err error) {
-	err = x.db.pool.QueryRow(ctx, x.db.q(logSinceSQL), planned, after, t).Scan(&before)
+	err = x.db.pool.QueryRow(ctx, x.db.q(logSinceSQL), planned, after, roundUp(t)).Scan(&before)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return 0, false, nil
 	}

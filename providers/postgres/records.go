@@ -44,8 +44,8 @@ func (db *Provider) Outcomes(ctx context.Context, questions []provider.Question)
 	asked := make([]map[string]any, len(questions))
 	for i, q := range questions {
 		asked[i] = map[string]any{"o": i, "projector": q.Projector(), "generation": q.Generation, "names": q.Names(), "message_id": markerID(q.MessageID)}
-		if !q.RecordedAt.IsZero() {
-			asked[i]["recorded_at"] = q.RecordedAt.UnixMicro()
+		if recorded, _ := provider.StoredTime(q.RecordedAt); !recorded.IsZero() {
+			asked[i]["recorded_at"] = recorded.UnixMicro()
 		}
 		if q.Position > 0 {
 			asked[i]["position"] = q.Position

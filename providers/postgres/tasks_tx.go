@@ -82,11 +82,13 @@ func (t *taskTx) row(ctx context.Context, sql string, args []any, into ...any) e
 	return t.in(ctx, func(q session) error { return q.QueryRow(ctx, t.db.q(sql), args...).Scan(into...) })
 }
 
+// dueAt rounds up, so that a task is never due too early. The zero time is null.
 func dueAt(d *provider.TaskDraft) *time.Time {
 	if d.At.IsZero() {
 		return nil
 	}
-	return &d.At
+	at := roundUp(d.At)
+	return &at
 }
 
 func draftArgs(ctx context.Context, tasks []provider.TaskDraft) []any {
@@ -124,7 +126,7 @@ func (t *taskTx) Postpone(ctx context.Context, id string, at time.Time) (done bo
 	}
 	defer t.db.tasked.Add(1)
 	crash.Point("postpone task: before")
-	err = t.row(ctx, postponeTaskSQL, []any{id, at}, &done)
+	err = t.row(ctx, postponeTaskSQL, []any{id, roundUp(at)}, &done)
 	crash.Point("postpone task: after")
 	return done, wrap("postpone a task", clear(err))
 }

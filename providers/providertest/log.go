@@ -382,6 +382,9 @@ func unsettledEvents(s *stage) {
 	same(s, "selected events", s.page(provider.LogQuery{Unsettled: true, Filter: f}).Events, []eventstore.Raw{want[2], want[5], want[8]})
 }
 
+// year returns the first moment of a year.
+func year(n int) time.Time { return time.Date(n, 1, 1, 0, 0, 0, 0, time.UTC) }
+
 func badLogQueries(s *stage) {
 	for _, q := range []provider.LogQuery{
 		{After: -1}, {Limit: -1}, {Age: -1},
@@ -393,6 +396,7 @@ func badLogQueries(s *stage) {
 	}
 	for _, from := range []eventstore.From{
 		{Position: -1}, {Position: 1, Now: true}, {Time: time.Unix(1, 0), Now: true}, {Position: 1, Time: time.Unix(1, 0)},
+		{Time: year(300_000)}, {Time: year(-5000)}, {Time: year(10_000)}, {Time: year(0)},
 	} {
 		_, err := s.db.LogPosition(s.ctx, from)
 		s.invalid(err, fmt.Sprintf("find %+v", from))

@@ -280,7 +280,10 @@ func setCheckpointWaits(s *stage) {
 
 func badCheckpoint(s *stage) {
 	c := s.begins(5, provider.ModeLive)
-	for _, to := range []provider.Checkpoint{{}, {Mode: -1}, {Mode: provider.ModeEnded + 1}, {Mode: provider.ModeLive, Place: provider.LogPlace{Position: -1}}} {
+	for _, to := range []provider.Checkpoint{
+		{}, {Mode: -1}, {Mode: provider.ModeEnded + 1}, {Mode: provider.ModeLive, Place: provider.LogPlace{Position: -1}},
+		{Mode: provider.ModeLive, Place: provider.LogPlace{Position: 6, ID: newID(), RecordedAt: year(300_000)}}, {Mode: provider.ModeLive, Place: provider.LogPlace{Position: 6, ID: newID(), RecordedAt: year(-5000)}},
+	} {
 		s.invalid(failure(s.db.SetCheckpoint(s.ctx, s.build(), c, to)), fmt.Sprintf("set the checkpoint to %+v", to))
 	}
 	same(s, "checkpoint", s.checkpoint(), c)

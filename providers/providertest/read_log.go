@@ -17,6 +17,7 @@ var readLogCases = []testCase{
 		rule: "ReadLog yields the events that the filter selects, from a place on, in order",
 	},
 	{
+		// Promise: G7.1
 		name: "a place by time", play: positionByTime,
 		rule: "From.Time is the first event that was recorded at this time or later; From.Now is after the events that exist now",
 	},
@@ -87,6 +88,8 @@ func positionByTime(s *stage) {
 		first := all[25*i]
 		same(s, fmt.Sprintf("events of group %d", i), at(first.RecordedAt), all[25*i:])
 		same(s, fmt.Sprintf("events since half an hour before group %d", i), at(first.RecordedAt.Add(-time.Hour/2)), all[25*i:])
+		same(s, fmt.Sprintf("events since a nanosecond before group %d", i), at(first.RecordedAt.Add(-1)), all[25*i:])
+		same(s, fmt.Sprintf("events since a nanosecond after group %d", i), at(first.RecordedAt.Add(1)), all[25*i+25:])
 	}
 	same(s, "events since long ago", at(all[0].RecordedAt.Add(-1000*time.Hour)), all)
 	same(s, "events since a time to come", len(at(all[99].RecordedAt.Add(1000*time.Hour))), 0)

@@ -81,6 +81,11 @@ func outcomesOfHandlers(s *stage) {
 	})
 	same(s, "outcome at another projector", s.answers(provider.Question{Handler: s.name + "x/posted", MessageID: "m-2"}),
 		[]provider.Outcome{provider.OutcomeUnseen})
+	for _, n := range []int{300_000, 10_000, 0, -5000} { // of a message of other software
+		q := s.question("m-3")
+		q.RecordedAt = year(n)
+		same(s, fmt.Sprintf("outcome of a message of the year %d", n), s.answers(q), []provider.Outcome{provider.OutcomeUnseen})
+	}
 }
 
 func manyQuestions(s *stage) {

@@ -175,7 +175,7 @@ func taskAnswerTx(s *stage) {
 }
 
 func taskAnswerNew(s *stage) {
-	at := s.taskClock().Add(time.Hour)
+	at := s.taskClock().Truncate(time.Millisecond).Add(time.Hour + 1)
 	s.ok(s.inTask(s.ctx, func(v taskView) error {
 		s.ok(v.Enqueue(s.ctx, s.draftTask("answered"), s.draftTask("canceled"), s.draftTask("postponed")), "enqueue")
 		a := provider.TaskAnswer{Task: s.id("answered"), Name: "paid", ID: "m1", Out: json.RawMessage(`1`)}
@@ -197,6 +197,7 @@ func taskAnswerNew(s *stage) {
 	same(s, "the answer", s.task("answered").State["paid"].Filled(), true)
 	same(s, "the cancellation", s.task("canceled").Undo, true)
 	s.notDue("postponed")
+	s.require(!s.task("postponed").NextAt.Before(at), "a postponed task is not due before its time: %v, %v", s.task("postponed").NextAt, at)
 	s.trailed("answered", "answered paid")
 }
 
@@ -304,7 +305,7 @@ func taskTimerTx(s *stage) {
 		id string
 		at time.Time
 	}{
-		"a zero time": {s.id("a"), time.Time{}}, "a year past 9999": {s.id("a"), time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)},
+		"a zero time": {s.id("a"), time.Time{}}, "a year past 9999": {s.id("a"), year(10_000)}, "a year before 1": {s.id("a"), year(-5000)},
 		"a bad id": {"\x00", at}, "a long id": {strings.Repeat("x", 256), at},
 	} {
 		s.ok(s.inTask(s.ctx, func(v taskView) error {

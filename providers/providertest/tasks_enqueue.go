@@ -267,7 +267,9 @@ var badTasks = map[string]func(d *provider.TaskDraft){
 		d.Input = json.RawMessage(`"` + strings.Repeat("x", provider.MaxTaskState-1) + `"`)
 	},
 	"a negative delay":  func(d *provider.TaskDraft) { d.After = -1 },
-	"a year past 9999":  func(d *provider.TaskDraft) { d.At = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) },
+	"a year past 9999":  func(d *provider.TaskDraft) { d.At = year(10_000) },
+	"a year before 1":   func(d *provider.TaskDraft) { d.At = year(-5000) },
+	"the year 300000":   func(d *provider.TaskDraft) { d.At = year(300_000) },
 	"input not encoded": func(d *provider.TaskDraft) { d.Err = errors.New("json: unsupported value: NaN") },
 }
 
@@ -353,14 +355,16 @@ func taskTimes(s *stage) {
 		"past":    s.draftTask("past").Due(time.Date(1, 1, 1, 0, 0, 1, 0, time.UTC)),
 		"long":    s.draftTask("long").Later(90 * 24 * time.Hour),
 		"years":   s.draftTask("years").Due(time.Date(9000, 1, 2, 3, 4, 5, 0, time.UTC)),
+		"exact":   s.draftTask("exact").Due(time.Date(9000, 1, 2, 3, 4, 5, 1, time.UTC)),
 		"longest": s.draftTask("longest").Later(math.MaxInt64),
 	} {
 		s.addTasks(d)
 		s.sameJSON("input", s.task(name).Input, `{"of":"`+name+`"}`)
 	}
 	same(s, "NextAt of the year 9000", s.task("years").NextAt, time.Date(9000, 1, 2, 3, 4, 5, 0, time.UTC))
+	s.require(s.task("exact").NextAt.After(s.task("years").NextAt), "NextAt is rounded up")
 	s.take("past")
-	late := []string{"long", "years", "longest"}
+	late := []string{"long", "years", "exact", "longest"}
 	s.notDue(append(late, "after", "at", "later", "longer", "zone")...)
 	s.advance(90 * time.Minute)
 	s.notDue(append(late, "after", "at", "later", "longer", "zone")...)
@@ -373,7 +377,7 @@ func taskTimes(s *stage) {
 	s.notDue(late...)
 	s.advance(24 * time.Hour)
 	s.take("long")
-	s.notDue("years", "longest")
+	s.notDue("years", "exact", "longest")
 }
 
 func taskKept(s *stage) {

@@ -56,7 +56,7 @@ func (u *Units) Outcomes(ctx context.Context, questions []provider.Question) ([]
 func isPruned(q *provider.Question, pruned map[string]string) bool {
 	for _, name := range q.Names() {
 		ms, err := strconv.ParseInt(pruned[name], 10, 64)
-		if err == nil && !q.RecordedAt.IsZero() && !q.RecordedAt.After(time.UnixMilli(ms)) {
+		if recorded, _ := provider.StoredTime(q.RecordedAt); err == nil && !recorded.IsZero() && !recorded.After(time.UnixMilli(ms)) {
 			return true
 		}
 	}
