@@ -11,10 +11,10 @@ import (
 	"mime"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/check"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -27,14 +27,21 @@ import (
 //   - ID: source and id together identify a CloudEvent. The message id is both with a space between
 //     them, "/orders 17", if that has at most 255 bytes and source has no space. Otherwise it is
 //     "sha256:" and the SHA-256 of both with a NUL between them, in hexadecimal.
-//   - Stream is the extension partitionkey. RecordedAt is time.
+//   - Stream is the extension partitionkey. RecordedAt is time, an RFC 3339 time of the years 1 to 9999.
+//     Its letters may be in lower case, and second 60 is the first one of the next minute.
 //   - Metadata: traceparent is Traceparent; source, subject, datacontenttype, dataschema and the
 //     other extensions are in Extra, under their names.
 //   - Data is the data: in structured mode the JSON value, or if datacontenttype is not JSON, the
 //     text of the string. A string with a JSON object is taken as that object if datacontenttype ends
-//     in "+json", because an SDK writes it so. Without data it is JSON's null.
+//     in "+json", because an SDK writes it so. Without data it is JSON's null: a message of a type that
+//     cannot be null is parked as undecodable (see eventstore.Type).
 //
-// Values of headers are taken as they are, without decoding percent signs.
+// With other types of JSON, such as application/json, a string is a string, also if its text is JSON. So
+// does the specification say. Converters such as that of Debezium write JSON so that a database has in a
+// column of text; the message is then parked as undecodable, if its type is a struct. The example unwraps it.
+//
+// Values of headers are taken as they are, without decoding percent signs. A byte order mark before the
+// JSON of the envelope or of the data is ignored.
 func CloudEvents(_ string, m *message.Message) (eventstore.Raw, error) {
 	attributes := map[string]string{}
 	for name, value := range m.Metadata {
@@ -75,7 +82,7 @@ func cutAny(s string, prefixes ...string) (rest string, ok bool) {
 // structured decodes the JSON envelope.
 func structured(payload []byte) (raw eventstore.Raw, err error) {
 	var envelope map[string]json.RawMessage
-	if err := json.Unmarshal(payload, &envelope); err != nil {
+	if err := json.Unmarshal(check.TrimMark(payload), &envelope); err != nil {
 		return raw, errors.New("the payload is not the JSON of one CloudEvent")
 	}
 	attributes := map[string]string{}
@@ -174,10 +181,9 @@ func cloudEvent(attributes map[string]string, data []byte) (raw eventstore.Raw, 
 		raw.Data = []byte("null")
 	}
 	if at != "" {
-		if raw.RecordedAt, err = time.Parse(time.RFC3339Nano, at); err != nil {
-			return raw, errors.New("the attribute time is not an RFC 3339 time")
+		if raw.RecordedAt, err = check.ParseTime(at); err != nil {
+			return raw, fmt.Errorf("the attribute time is %w", err)
 		}
-		raw.RecordedAt = raw.RecordedAt.UTC()
 	}
 	return raw, nil
 }

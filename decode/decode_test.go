@@ -66,7 +66,7 @@ func TestJSON(t *testing.T) {
 		"no JSON":      {headers, foreign("u", `{`, "type", "a"), eventstore.Raw{}, "the payload is not JSON"},
 		"no data":      {fields, foreign("u", `{"meta":{"id":1,"type":"a"}}`), eventstore.Raw{}, "data: the payload has no field body"},
 		"type object":  {fields, foreign("u", `{"meta":{"id":1,"type":{}}}`), eventstore.Raw{}, "type: field meta.type is not a string or a number"},
-		"wrong time":   {headers, foreign("u", `1`, "type", "a", "at", "yesterday"), eventstore.Raw{}, "time: not an RFC 3339 time"},
+		"wrong time":   {headers, foreign("u", `1`, "type", "a", "at", "yesterday"), eventstore.Raw{}, "time: not an RFC 3339 time of the years 1 to 9999"},
 		"key is false": {fields, foreign("u", `{"meta":{"id":1,"customer":false}}`), eventstore.Raw{}, "key: field meta.customer is not a string or a number"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -2,6 +2,7 @@ package decode_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -59,4 +60,23 @@ func ExampleNewJSON() {
 	// Output:
 	// 17 of ann has 4
 	// <nil>
+}
+
+// A converter such as that of Debezium puts the JSON of a column into a string, although the type of the data is
+// application/json. This decoder unwraps it.
+func ExampleCloudEvents() {
+	decoder := func(topic string, m *message.Message) (eventstore.Raw, error) {
+		raw, err := decode.CloudEvents(topic, m)
+		var text string
+		if err == nil && json.Unmarshal(raw.Data, &text) == nil && json.Valid([]byte(text)) {
+			raw.Data = []byte(text)
+		}
+		return raw, err
+	}
+	m := message.NewMessage("", []byte(`{"specversion": "1.0", "id": "17", "source": "/debezium/postgresql/shop", "type": "order.placed",
+		"datacontenttype": "application/json", "data": "{\"Stars\": 4}"}`))
+	m.Metadata["content-type"] = "application/cloudevents+json"
+	raw, err := decoder("orders", m)
+	fmt.Println(raw.ID, string(raw.Data), err)
+	// Output: /debezium/postgresql/shop 17 {"Stars": 4} <nil>
 }

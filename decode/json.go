@@ -10,6 +10,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/check"
 	"github.com/kinora-go/kinora/projector"
 )
 
@@ -26,7 +27,7 @@ type JSONConfig struct {
 	Type Place // required
 	ID   Place // the message id. Zero means the UUID of the message.
 	Key  Place // the ordering key. Zero means none. A message may lack it.
-	Time Place // when it happened, as RFC 3339. Zero means unknown. A message may lack it.
+	Time Place // when it happened, as CloudEvents reads it. Zero means unknown. A message may lack it.
 	Data Place // a field with the data of the event, of any JSON type. Zero means the whole payload.
 }
 
@@ -53,8 +54,8 @@ func NewJSON(c JSONConfig) (projector.Decoder, error) {
 }
 
 func (c *JSONConfig) decode(_ string, m *message.Message) (raw eventstore.Raw, err error) {
-	raw = eventstore.Raw{ID: m.UUID, Data: m.Payload}
-	if !json.Valid(m.Payload) {
+	raw = eventstore.Raw{ID: m.UUID, Data: check.TrimMark(m.Payload)}
+	if !json.Valid(raw.Data) {
 		return raw, errors.New("the payload is not JSON")
 	}
 	if c.ID != (Place{}) {
@@ -72,7 +73,7 @@ func (c *JSONConfig) decode(_ string, m *message.Message) (raw eventstore.Raw, e
 		return raw, fmt.Errorf("time: %w", err)
 	}
 	if c.Data.Field != "" {
-		data, ok := field(m.Payload, c.Data.Field)
+		data, ok := field(raw.Data, c.Data.Field)
 		if !ok {
 			return raw, fmt.Errorf("data: the payload has no field %s", c.Data.Field)
 		}
@@ -89,7 +90,7 @@ func (p Place) in(m *message.Message) (string, error) {
 		}
 		return p.Text, nil
 	}
-	value, ok := field(m.Payload, p.Field)
+	value, ok := field(check.TrimMark(m.Payload), p.Field)
 	switch {
 	case !ok || string(value) == "null":
 		return "", nil
@@ -108,10 +109,7 @@ func (p Place) time(m *message.Message) (at time.Time, err error) {
 	if err != nil || text == "" {
 		return at, err
 	}
-	if at, err = time.Parse(time.RFC3339Nano, text); err != nil {
-		return time.Time{}, errors.New("not an RFC 3339 time")
-	}
-	return at.UTC(), nil
+	return check.ParseTime(text)
 }
 
 // field returns the value at a path of JSON that is valid. If a name occurs twice in an object, the

@@ -59,6 +59,10 @@ type Upcast func(old json.RawMessage) (json.RawMessage, error)
 
 // Type defines an event type: values of E are stored under name, as JSON unless Codec is used.
 // E must not be a pointer or an interface; Types.Err reports it.
+//
+// JSON's null, such as a CloudEvent without data, is decoded only if E is a map, a slice such as
+// json.RawMessage, a struct without fields, or implements json.Unmarshaler. Otherwise it is an error, also
+// with upcasters, and no event of zeros.
 func Type[E any](name string, up ...Upcast) TypeDef {
 	return TypeDef{
 		name: name, up: up, goType: reflect.TypeFor[E](),

@@ -138,6 +138,9 @@ func Decode[E any](t *Types, r Raw) (Event[E], error) {
 		return Event[E]{}, fmt.Errorf("decode %s: schema version %d, the newest registered is %d: %w",
 			r.Type, schema, len(d.up)+1, ErrUnregistered)
 	}
+	if !d.ownCodec && check.IsNull(r.Data) && !check.TakesNull(d.goType) {
+		return Event[E]{}, fmt.Errorf("decode %s: null is no %s", r.Type, d.goType)
+	}
 	data, err := d.upcast(schema, r.Data)
 	if err != nil {
 		return Event[E]{}, fmt.Errorf("upcast %s %w", r.Type, err)

@@ -165,3 +165,38 @@ func TestDecodeGetsOneFormOfAValue(t *testing.T) {
 		require.Equal(t, e[2], got[len(got)-1])
 	}
 }
+
+type (
+	emptied struct{}
+	byWord  map[string]int
+	decides struct{ Null bool }
+)
+
+func (d *decides) UnmarshalJSON(data []byte) error { d.Null = string(data) == "null"; return nil }
+
+// Promise: G10.2
+func TestNullIsNoEventOfFields(t *testing.T) {
+	t.Parallel()
+	upcast := func(json.RawMessage) (json.RawMessage, error) { return json.RawMessage(`{"Stars":1}`), nil }
+	types := eventstore.NewTypes(
+		eventstore.Type[posted]("posted"), eventstore.Type[edited]("upcast", upcast), eventstore.Type[int]("number"), eventstore.Type[string]("text"),
+		eventstore.Type[emptied]("emptied"), eventstore.Type[byWord]("by word"), eventstore.Type[json.RawMessage]("raw"), eventstore.Type[decides]("decides"),
+		eventstore.Type[audited]("codec").Codec(json.Marshal, func([]byte) (any, error) { return audited{"codec"}, nil }))
+	require.NoError(t, types.Err())
+	for _, null := range []string{"null", " null\n", "\ufeffnull"} {
+		for _, name := range []string{"posted", "upcast", "number", "text"} {
+			_, err := eventstore.Decode[any](types, eventstore.Raw{Type: name, Data: []byte(null)})
+			require.ErrorContains(t, err, "null", "%s %q", name, null)
+		}
+		for name, want := range map[string]any{
+			"emptied": emptied{}, "by word": byWord(nil), "raw": json.RawMessage("null"), "decides": decides{true}, "codec": audited{"codec"},
+		} {
+			e, err := eventstore.Decode[any](types, eventstore.Raw{Type: name, Data: []byte(null)})
+			require.NoError(t, err, "%s %q", name, null)
+			require.Equal(t, want, e.Data, name)
+		}
+	}
+	e, err := eventstore.Decode[posted](types, eventstore.Raw{Type: "posted", Data: []byte("\ufeff{\"Stars\":4}")})
+	require.NoError(t, err)
+	require.Equal(t, 4, e.Data.Stars)
+}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/check"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -73,10 +74,8 @@ func ParseWatermill(m *message.Message) (eventstore.Raw, error) {
 		}
 	}
 	if s := m.Metadata[HeaderRecordedAt]; s != "" {
-		at, err := time.Parse(time.RFC3339Nano, s)
-		var ok bool
-		if raw.RecordedAt, ok = provider.StoredTime(at); err != nil || !ok {
-			return raw, fmt.Errorf("%w: header %s is not an RFC 3339 time of the years 1 to 9999", ErrMalformed, HeaderRecordedAt)
+		if raw.RecordedAt, err = check.ParseTime(s); err != nil {
+			return raw, fmt.Errorf("%w: header %s is %w", ErrMalformed, HeaderRecordedAt, err)
 		}
 	}
 	if err := provider.CheckText("message id", raw.ID, provider.MaxIDBytes); err != nil {

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/check"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -48,7 +48,7 @@ func (d *received) decode(decoder Decoder) {
 	raw.Position, raw.Schema = 0, cmp.Or(raw.Schema, 1)
 	raw.Stream = cmp.Or(raw.Stream, d.msg.Metadata[outbox.HeaderKey])
 	if raw.RecordedAt.IsZero() {
-		raw.RecordedAt, _ = time.Parse(time.RFC3339Nano, d.msg.Metadata[outbox.HeaderRecordedAt])
+		raw.RecordedAt, _ = check.ParseTime(d.msg.Metadata[outbox.HeaderRecordedAt])
 	}
 	_, isTime := provider.StoredTime(raw.RecordedAt)
 	invalid := provider.CheckText("message id", raw.ID, provider.MaxIDBytes)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 
 	"github.com/kinora-go/kinora/internal/check"
 	"github.com/kinora-go/kinora/outbox"
@@ -180,8 +181,13 @@ func (g *Group[Tx, Data]) define(all *kinds[Tx]) error {
 }
 
 // decode decodes an input, a result, an answer or the data of a group. It brings them into one form first: a
-// store may return another one than it got.
-func decode(data []byte, into any) error { return json.Unmarshal(check.CanonicalJSON(data), into) }
+// store may return another one than it got. JSON's null is an error unless its type can be null.
+func decode(data []byte, into any) error {
+	if t := reflect.TypeOf(into).Elem(); check.IsNull(data) && !check.TakesNull(t) {
+		return fmt.Errorf("null is no %s", t)
+	}
+	return json.Unmarshal(check.CanonicalJSON(data), into)
+}
 
 // encode encodes a result. It refuses what no provider can store.
 func encode(v any) (json.RawMessage, error) {

@@ -184,7 +184,8 @@ func StepTx[T, Tx any](ctx context.Context, r *Run[Tx], name string,
 
 // Wait returns the answer that Tx.Answer gives to the task under this name, before or after the call
 // of Wait. ErrTimeout: there was none within d of the first call, on the store's clock. A d ≤ 0
-// means no limit. A task that waits is only a row. name must match ^[a-z][a-z0-9_-]{0,60}$.
+// means no limit. A task that waits is only a row. name must match ^[a-z][a-z0-9_-]{0,60}$. JSON's null is
+// an answer only if T is a pointer, a map, a slice or an interface, has no fields, or decodes it itself.
 func Wait[T, Tx any](ctx context.Context, r *Run[Tx], name string, d time.Duration) (T, error) {
 	var out T
 	slot, err := r.ask(name)

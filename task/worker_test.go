@@ -2,6 +2,7 @@ package task_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"runtime"
@@ -86,15 +87,17 @@ func TestFailuresAreRetriedAndThenAbandoned(t *testing.T) {
 		})
 		w.start(w.worker(task.WorkerConfig{}, kind))
 		wrong := task.Define("calls/fail", func(context.Context, run, []int) (int, error) { return 0, nil }).New("undecodable", []int{1})
+		null := kind.New("null", "")
+		null.Input = json.RawMessage("null")
 		w.enqueue(kind.New("error", "x"), kind.New("permanent", "permanent"), kind.New("invalid", "invalid"), kind.New("panic", "panic"),
-			kind.New("goexit", "goexit"), kind.New("result", "result"), kind.New("code", "code"), wrong)
+			kind.New("goexit", "goexit"), kind.New("result", "result"), kind.New("code", "code"), wrong, null)
 		began := time.Now()
 		for id, want := range map[string]struct {
 			code  string
 			calls int
 		}{
 			"error": {"*errors.errorString", 3}, "permanent": {"permanent", 1}, "invalid": {"invalid", 1}, "panic": {"panic", 3},
-			"goexit": {"goexit", 3}, "result": {"unencodable", 1}, "code": {"card_refused", 3}, "undecodable": {"undecodable", 0},
+			"goexit": {"goexit", 3}, "result": {"unencodable", 1}, "code": {"card_refused", 3}, "undecodable": {"undecodable", 0}, "null": {"undecodable", 0},
 		} {
 			got := w.becomes(id, task.Abandoned)
 			require.Equal(w, want.code, got.Code, id)

@@ -2,7 +2,9 @@ package check
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,7 +16,7 @@ import (
 const maxGrowth = 1 << 20
 
 // CanonicalJSON returns the form of a JSON value that everything decodes: jsonb and a text of the value
-// that jsonb was made from have the same. It has no spaces. Keys are in the order of their bytes, and
+// that jsonb was made from have the same. It has no spaces and no byte order mark. Keys are in the order of their bytes, and
 // of a key that occurs twice the last value counts. Strings have no escapes that are not required. Numbers
 // have no exponent, and zero has no sign; their other digits stay, as do zeros at their end. Text that is not
 // JSON is returned as it is, and so is a value to which the digits of its exponents would add more than 1 MiB.
@@ -35,13 +37,31 @@ func ComparableJSON(data []byte) []byte {
 // escapes and the form of numbers make no difference.
 func SameJSON(a, b []byte) bool { return bytes.Equal(ComparableJSON(a), ComparableJSON(b)) }
 
+// IsNull reports whether data is JSON's null.
+func IsNull(data []byte) bool { return string(bytes.TrimSpace(TrimMark(data))) == "null" }
+
+// TakesNull reports whether JSON's null has a value of type t, or t decides itself. To decode it into another
+// type, such as a struct with fields, would give a zero value, as if each field had been written so.
+func TakesNull(t reflect.Type) bool {
+	switch t.Kind() {
+	case reflect.Pointer, reflect.Interface, reflect.Map, reflect.Slice:
+		return true
+	}
+	return t.Kind() == reflect.Struct && t.NumField() == 0 || reflect.PointerTo(t).Implements(reflect.TypeFor[json.Unmarshaler]())
+}
+
+// TrimMark returns a text without the byte order mark of UTF-8 at its beginning, which parsers of JSON may
+// ignore (RFC 8259, 8.1).
+func TrimMark(text []byte) []byte { return bytes.TrimPrefix(text, []byte("\ufeff")) }
+
 func rewriteJSON(data []byte, number func(out []byte, n string) []byte) []byte {
+	text := TrimMark(data)
 	r := rewriter{
-		dec:    jsontext.NewDecoder(bytes.NewBuffer(data), jsontext.AllowDuplicateNames(true)), // a *bytes.Buffer is read in place
-		number: number, limit: len(data) + maxGrowth,
+		dec:    jsontext.NewDecoder(bytes.NewBuffer(text), jsontext.AllowDuplicateNames(true)), // a *bytes.Buffer is read in place
+		number: number, limit: len(text) + maxGrowth,
 	}
 	out, err := r.value(make([]byte, 0, len(data)))
-	if err != nil || len(bytes.TrimLeft(data[r.dec.InputOffset():], " \t\r\n")) > 0 {
+	if err != nil || len(bytes.TrimLeft(text[r.dec.InputOffset():], " \t\r\n")) > 0 {
 		return data
 	}
 	return out

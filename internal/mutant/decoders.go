@@ -69,4 +69,22 @@ var decoders = []Mutant{
 		}},
 		Tests: []Test{{"./docs", "TestWrongRowsOnPostgreSQL"}},
 	},
+	{
+		Name:  "null_is_zero",
+		What:  "a message without data is applied as an event of zeros",
+		Edits: []Edit{{File: "eventstore/types.go", Old: "if !d.ownCodec && check.IsNull(r.Data)", New: "if false && check.IsNull(r.Data)"}},
+		Tests: []Test{{"./decode", "TestOddMessagesAreReadOrParked"}, {"./eventstore", "TestNullIsNoEventOfFields"}},
+	},
+	{
+		Name:  "mark_is_no_json",
+		What:  "JSON with a byte order mark is parked",
+		Edits: []Edit{{File: "internal/check/json.go", Old: `return bytes.TrimPrefix(text, []byte("\ufeff"))`, New: "return text"}},
+		Tests: []Test{{"./decode", "TestOddMessagesAreReadOrParked"}},
+	},
+	{
+		Name:  "times_of_go",
+		What:  "times in lower case and leap seconds are parked",
+		Edits: []Edit{{File: "internal/check/time.go", Old: "text, leap := strings.ToUpper(text), time.Duration(0)\n	if len(text) > second", New: "leap := time.Duration(0)\n	if false && len(text) > second"}},
+		Tests: []Test{{"./decode", "TestOddMessagesAreReadOrParked"}},
+	},
 }
