@@ -12,14 +12,14 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// maxGrowth is how many bytes CanonicalJSON adds to a value at most.
+// maxGrowth is how many bytes CanonicalJSON adds to a value at most, in digits of numbers.
 const maxGrowth = 1 << 20
 
-// CanonicalJSON returns the form of a JSON value that everything decodes: jsonb and a text of the value
-// that jsonb was made from have the same. It has no spaces and no byte order mark. Keys are in the order of their bytes, and
-// of a key that occurs twice the last value counts. Strings have no escapes that are not required. Numbers
-// have no exponent, and zero has no sign; their other digits stay, as do zeros at their end. Text that is not
-// JSON is returned as it is, and so is a value to which the digits of its exponents would add more than 1 MiB.
+// CanonicalJSON returns the one form in which a JSON value is decoded. A text, and what jsonb makes of it, have
+// the same. It has no spaces and no byte order mark. Keys are sorted, and of a key that occurs
+// twice the last value counts. Strings have no escapes that are not required. Numbers have no
+// exponent, and zero has no sign; their digits stay, also zeros at their end. Text that is not JSON is returned
+// as it is, and so is a value to which the digits of its exponents would add more than 1 MiB.
 func CanonicalJSON(data []byte) []byte { return rewriteJSON(data, plainNumber) }
 
 // ComparableJSON is CanonicalJSON, and equal numbers are also the same text.
@@ -60,7 +60,7 @@ func rewriteJSON(data []byte, number func(out []byte, n string) []byte) []byte {
 		dec:    jsontext.NewDecoder(bytes.NewBuffer(text), jsontext.AllowDuplicateNames(true)), // a *bytes.Buffer is read in place
 		number: number, limit: len(text) + maxGrowth,
 	}
-	out, err := r.value(make([]byte, 0, len(data)))
+	out, err := r.value(make([]byte, 0, len(text)))
 	if err != nil || len(bytes.TrimLeft(text[r.dec.InputOffset():], " \t\r\n")) > 0 {
 		return data
 	}
@@ -75,86 +75,94 @@ type rewriter struct {
 
 var errTooLong = errors.New("too many digits")
 
-// value appends the next value.
+// value appends the next value, or the name of a member.
 func (r *rewriter) value(out []byte) ([]byte, error) {
-	t, err := r.dec.ReadToken()
-	if err != nil {
-		return nil, err
-	}
-	switch t.Kind() {
+	switch r.dec.PeekKind() {
 	case '{':
-		return r.object(append(out, '{'))
+		return r.object(out)
 	case '[':
-		out = append(out, '[')
-		for r.dec.PeekKind() != ']' {
-			if out, err = r.value(out); err != nil {
-				return nil, err
-			}
-			out = append(out, ',')
-		}
-		return r.end(out)
-	case '"':
-		return jsontext.AppendQuote(out, t.String())
-	case '0':
-		n := t.String()
-		if e := strings.IndexAny(n, "eE"); e >= 0 {
-			if exp, err := strconv.Atoi(n[e+1:]); err != nil || len(out)+max(exp, -exp) > r.limit {
-				return nil, errTooLong
-			}
-		}
-		return r.number(out, n), nil
+		return r.list(out, ']', func(out []byte) ([]byte, error) { return r.value(out) })
 	}
-	return append(out, t.String()...), nil
-}
-
-// end appends the end of an array or an object instead of the comma of its last value.
-func (r *rewriter) end(out []byte) ([]byte, error) {
-	t, err := r.dec.ReadToken()
-	if err != nil {
+	v, err := r.dec.ReadValue()
+	switch {
+	case err != nil:
 		return nil, err
-	}
-	if last := len(out) - 1; out[last] == ',' {
-		out = out[:last]
-	}
-	return append(out, t.String()...), nil
-}
-
-// object appends the members of an object and its end.
-func (r *rewriter) object(out []byte) ([]byte, error) {
-	type member struct {
-		name     string
-		from, to int
-	}
-	var members []member
-	start, sorted := len(out), true
-	for r.dec.PeekKind() != '}' {
-		t, err := r.dec.ReadToken()
+	case v[0] == '"' && bytes.IndexByte(v, '\\') >= 0:
+		text, err := jsontext.AppendUnquote(nil, v)
 		if err != nil {
 			return nil, err
 		}
-		m := member{name: t.String(), from: len(out)}
-		if out, err = jsontext.AppendQuote(out, m.name); err != nil {
+		return jsontext.AppendQuote(out, text)
+	case v.Kind() != '0':
+		return append(out, v...), nil
+	}
+	if e := bytes.IndexAny(v, "eE"); e >= 0 {
+		exp, err := strconv.Atoi(string(v[e+1:]))
+		if err != nil || exp > maxGrowth || exp < -maxGrowth || len(out)+max(exp, -exp) > r.limit {
+			return nil, errTooLong
+		}
+	}
+	return r.number(out, string(v)), nil
+}
+
+// list appends an array or an object whose values or members next appends.
+func (r *rewriter) list(out []byte, end jsontext.Kind, next func(out []byte) ([]byte, error)) ([]byte, error) {
+	t, err := r.dec.ReadToken()
+	if err != nil {
+		return nil, err
+	}
+	out = append(out, t.String()...)
+	for start := len(out); r.dec.PeekKind() != end; {
+		if len(out) > start {
+			out = append(out, ',')
+		}
+		if out, err = next(out); err != nil {
 			return nil, err
 		}
-		if out, err = r.value(append(out, ':')); err != nil {
+	}
+	if t, err = r.dec.ReadToken(); err != nil {
+		return nil, err
+	}
+	return append(out, t.String()...), nil
+}
+
+// object appends an object.
+func (r *rewriter) object(out []byte) ([]byte, error) {
+	type member struct{ from, value, to int } // places behind start; the name is before value
+	var members []member
+	start, sorted := len(out)+1, true
+	name := func(in []byte, m member) []byte { return in[m.from:m.value] }
+	out, err := r.list(out, '}', func(out []byte) (_ []byte, err error) {
+		m := member{from: len(out) - start}
+		if out, err = r.value(out); err != nil {
 			return nil, err
 		}
-		out = append(out, ',')
-		m.to = len(out)
-		sorted = sorted && (len(members) == 0 || members[len(members)-1].name < m.name)
+		out = append(out, ':')
+		m.value = len(out) - start
+		if out, err = r.value(out); err != nil {
+			return nil, err
+		}
+		m.to = len(out) - start
+		sorted = sorted && (len(members) == 0 || bytes.Compare(name(out[start:], members[len(members)-1]), name(out[start:], m)) < 0)
 		members = append(members, m)
+		return out, nil
+	})
+	if err != nil || sorted {
+		return out, err
 	}
-	if !sorted {
-		slices.SortStableFunc(members, func(a, b member) int { return strings.Compare(a.name, b.name) })
-		all := bytes.Clone(out[start:])
-		out = out[:start]
-		for i, m := range members {
-			if i+1 == len(members) || members[i+1].name != m.name {
-				out = append(out, all[m.from-start:m.to-start]...)
-			}
+	all := bytes.Clone(out[start:])
+	slices.SortStableFunc(members, func(a, b member) int { return bytes.Compare(name(all, a), name(all, b)) })
+	out = out[:start]
+	for i, m := range members {
+		if i+1 < len(members) && bytes.Equal(name(all, members[i+1]), name(all, m)) {
+			continue
 		}
+		if len(out) > start {
+			out = append(out, ',')
+		}
+		out = append(out, all[m.from:m.to]...)
 	}
-	return r.end(out)
+	return append(out, '}'), nil
 }
 
 // plainNumber appends a JSON number without its exponent, as PostgreSQL's numeric writes it.
