@@ -81,14 +81,15 @@ func TestSegmentsFromTheLogOfPostgreSQL(t *testing.T) {
 	for _, count := range []int{4, 3} {
 		more()
 		o := projector.Options{Segments: count}
-		_, stopTx := runListed(t, db, projector.FromLog(db), cfg, listed(o))
+		first := listed(o)
+		_, stopTx := runListed(t, db, projector.FromLog(db), cfg, first)
 		_, stopBatch := runListed[*pgx.Batch](t, db.Batched(), projector.FromLog(db), cfg, batched(o))
 		for _, stop := range stops { // both numbers were there for some time
 			require.NoError(t, stop())
 		}
 		stops = []func() error{stopTx, stopBatch}
 		at := more()
-		require.NoError(t, listed(o).Wait(patience.Context(t), db, at))
+		require.NoError(t, first.Wait(patience.Context(t), db, at))
 		patience.Until(t, func() bool {
 			c, err := db.Checkpoint(t.Context(), provider.Build{Projector: "listed"})
 			return err == nil && c.Split().Count == count && c.Place.Position == at.Position
