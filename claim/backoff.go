@@ -52,9 +52,6 @@ func (b Backoff) Delay(n int) (time.Duration, error) {
 
 // Exhausted reports whether n attempts have reached the limit.
 func (b Backoff) Exhausted(n int) bool {
-	limit := b.Attempts
-	if limit == 0 {
-		limit = 8
-	}
-	return limit > 0 && n >= limit
+	b, _ = b.WithDefaults()
+	return b.Attempts > 0 && n >= b.Attempts
 }

@@ -45,6 +45,10 @@ func TestBackoffIsExhaustedAtItsLimit(t *testing.T) {
 	t.Parallel()
 	require.False(t, claim.Backoff{}.Exhausted(7))
 	require.True(t, claim.Backoff{}.Exhausted(8))
+	b, err := claim.Backoff{}.WithDefaults()
+	require.NoError(t, err)
+	require.Equal(t, claim.Backoff{Base: 30 * time.Second, Max: time.Hour, Attempts: 8}, b)
+	require.True(t, claim.Backoff{Base: -1}.Exhausted(8), "an invalid schedule has a limit too")
 	require.True(t, claim.Backoff{Attempts: 1}.Exhausted(1))
 	require.False(t, claim.Backoff{Attempts: -1}.Exhausted(1<<30), "negative means no limit")
 }

@@ -101,6 +101,28 @@ func TestPoisonAloneIsNotCounted(t *testing.T) {
 	}
 }
 
+// An entry that ends each relay that claims it is abandoned by the claim after its last attempt, and not published once more.
+// Promise: G3.4
+func TestAnEntryThatEndsItsRelaysIsAbandonedAtTheLimit(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, pub := newDB(t), newPublisher(nil)
+		enqueue(t, db, "a1", "b1")
+		for range 3 { // relays that were killed
+			got, err := provider.ClaimEntries(t.Context(), db, provider.EntryQuery{Attempts: 3}, claim.Terms{Lease: time.Minute, Limit: 1})
+			require.NoError(t, err)
+			require.Equal(t, "a1", got[0].ID)
+			time.Sleep(2 * time.Minute)
+		}
+		stop := start(t, db, pub, outbox.RelayConfig{Backoff: claim.Backoff{Attempts: 3}})
+		time.Sleep(time.Minute)
+		require.NoError(t, stop())
+		require.Equal(t, []string{"b1"}, pub.ids())
+		a := entries(t, db)["a1"]
+		require.Equal(t, []any{outbox.Abandoned, 3}, []any{a.Status, a.Attempts})
+	})
+}
+
 // foreign is a store that reports the entry b1 as written by other software.
 type foreign struct{ provider.Outbox }
 

@@ -313,6 +313,25 @@ func TestRunOnceAfterRun(t *testing.T) {
 	})
 }
 
+// RunOnce claims as many tasks as it may run at the same time, and runs them so.
+func TestRunOnceRunsABatch(t *testing.T) {
+	inWorld(t, func(w *world) {
+		kind := task.Define("mail/welcome", func(context.Context, run, int) (int, error) {
+			time.Sleep(time.Second)
+			return 0, nil
+		})
+		worker := w.worker(task.WorkerConfig{Concurrency: 3}, kind)
+		w.enqueue(kind.New("a", 1), kind.New("b", 1), kind.New("c", 1), kind.New("d", 1))
+		for _, want := range []int{3, 1, 0} {
+			began := time.Now()
+			n, err := worker.RunOnce(w.Context())
+			require.NoError(w, err)
+			require.Equal(w, want, n)
+			require.LessOrEqual(w, time.Since(began), time.Second, "one ran after another")
+		}
+	})
+}
+
 // A handler of DefineTx that returns long after its timeout is no data race (with -race).
 func TestALateTransactionIsNoRace(t *testing.T) {
 	inWorld(t, func(w *world) {

@@ -247,6 +247,28 @@ func TestTheAuditSink(t *testing.T) {
 	})
 }
 
+// The sink gets ends only: no attempt that failed, no wait, no release.
+// Promise: T9.1
+func TestTheSinkGetsNoAttemptThatFailed(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var runs atomic.Int64
+		kind := task.Define("calls/flaky", func(ctx context.Context, r run, _ int) (int, error) {
+			if runs.Add(1) <= 2 {
+				return 0, errors.New("refused")
+			}
+			return 0, r.Sleep(ctx, "pause", time.Minute)
+		})
+		s := &sink{world: w}
+		w.start(w.worker(task.WorkerConfig{Audit: s}, kind))
+		w.enqueue(kind.New("a", 1))
+		w.becomes("a", task.Waiting)
+		require.Empty(w, s.got())
+		w.becomes("a", task.Done)
+		require.EqualValues(w, 4, runs.Load())
+		require.Equal(w, []string{"a/done"}, s.got())
+	})
+}
+
 // A refused transaction leaves no record of an end in the sink.
 // Promise: T9.1
 func TestTheSinkIsNotToldOfATransactionThatFails(t *testing.T) {

@@ -68,6 +68,18 @@ var claims = []Mutant{
 		},
 	},
 	{
+		Name:  "another_limit",
+		What:  "the default limit of attempts is 9",
+		Edits: []Edit{{File: "claim/backoff.go", Old: "b.Attempts = 8", New: "b.Attempts = 9"}},
+		Tests: []Test{{"./claim", "TestBackoffIsExhaustedAtItsLimit"}, {"./outbox", "TestRelayBackoffScheduleThenAbandoned"}},
+	},
+	{
+		Name:  "two_limits",
+		What:  "a claim of a relay abandons an entry that ended its relays only after twice the limit of attempts",
+		Edits: []Edit{{File: "outbox/relay.go", Old: "Attempts: r.cfg.Backoff.Attempts", New: "Attempts: 2 * r.cfg.Backoff.Attempts"}},
+		Tests: []Test{{"./outbox", "TestAnEntryThatEndsItsRelaysIsAbandonedAtTheLimit"}},
+	},
+	{
 		Name: "all_sweep",
 		What: "every relay and every runner deletes old rows at the same time",
 		Edits: []Edit{{

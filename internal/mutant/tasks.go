@@ -235,4 +235,16 @@ var workers = []Mutant{
 		Edits: []Edit{{File: "providers/postgres/tasks_tx.go", Old: "at := roundUp(d.At)", New: "at := d.At"}},
 		Tests: []Test{{"./providers/postgres", "TestConformance/Tasks/Enqueue/times_of_a_task"}},
 	},
+	{
+		Name:  "failures_audited",
+		What:  "the sink also gets failed attempts, waits and releases",
+		Edits: []Edit{{File: "task/end.go", Old: "if c.To == Done || c.To == Undone || c.To == Abandoned {", New: "if true {"}},
+		Tests: []Test{{"./task", "TestTheSinkGetsNoAttemptThatFailed"}},
+	},
+	{
+		Name:  "one_at_a_time",
+		What:  "RunOnce claims one task",
+		Edits: []Edit{{File: "task/worker.go", Old: "e.claim(ctx, e.cfg.Concurrency, false)", New: "e.claim(ctx, 1, false)"}},
+		Tests: []Test{{"./task", "TestRunOnceRunsABatch"}},
+	},
 }

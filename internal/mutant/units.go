@@ -279,4 +279,10 @@ var units = []Mutant{
 		Edits: []Edit{{File: "projector/projector.go", Old: "append(names, full.Names()...)", New: "append(names, full.Name)"}},
 		Tests: []Test{{"./projector", "TestHandlersReturnsEarlierNames"}},
 	},
+	{
+		Name:  "always_marked",
+		What:  "a projector writes markers also without Options.Markers",
+		Edits: []Edit{{File: "projector/projection.go", Old: "marks: p.opts.Markers && keeps.Markers,", New: "marks: keeps.Markers,"}},
+		Tests: []Test{{"./projector", "TestRedeliveryTakesEffectOnce/control_without_markers"}, {"./providers/postgres", "TestUnitsOfARunnerWithoutMarkersDoNotTouchTheirTable"}},
+	},
 }

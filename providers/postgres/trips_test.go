@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
@@ -412,4 +414,23 @@ func TestWithoutMarkersTheirTableIsNotTouched(t *testing.T) {
 	}))
 	require.Equal(t, 2, count(t, db, `select n from totals where key = 'k'`))
 	require.Error(t, do(t.Context(), db, marked("m"), nil), "as a control: with markers the table is missing")
+}
+
+// A runner applies deliveries without Options.Markers although there is no table of markers.
+func TestUnitsOfARunnerWithoutMarkersDoNotTouchTheirTable(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.Open(t, nil, noteTables)
+	_, err := db.Pool().Exec(t.Context(), `alter table kinora.markers rename to markers_gone;
+		insert into broker (consumer, id, key, n) values (0, 'm', 'k', 1), (0, 'm', 'k', 1)`)
+	require.NoError(t, err)
+	p := projector.Define("noted", notes, projector.Options{}, projector.On("noted", sum))
+	cfg := projector.RunnerConfig{Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), LogErrors: true}
+	runner, err := projector.NewRunner(db, projector.Subscribe(&tableBroker{pool: db.Pool()}, "notes"), cfg, p)
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- runner.Run(ctx) }()
+	patience.Until(t, func() bool { return count(t, db, `select coalesce(sum(n), 0) from sums`) == 2 }, "both deliveries to be applied")
+	stop()
+	require.NoError(t, patience.Receive(t, ended, "the runner to stop"))
 }
