@@ -10,8 +10,9 @@ import (
 )
 
 // CommandID identifies a command, so that it may be sent again, at once or much later: see
-// Repository.Update. It is what the sender of a command chose for it, for example the Idempotency-Key of an
-// HTTP request, with 1 to 255 bytes. The same id may be used for several streams.
+// Repository.Update. It has 1 to 255 bytes: what the sender of the command chose for it, for example the
+// Idempotency-Key of an HTTP request, and before that the operation and the client, because senders use one key for
+// several operations. The same id may be used for several streams.
 type CommandID string
 
 // EventFinder is a Store that finds events by their ids. The stores of Kinora and their TxStores

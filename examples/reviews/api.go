@@ -65,7 +65,7 @@ func (a *api) post(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	done, err := a.do(r.Context(), r.PathValue("id"), body.Author, strong, func(ctx context.Context, product, author string) (eventstore.Appended, error) {
-		return a.commands.Post(ctx, product, author, review.Content{Stars: body.Stars, Text: body.Text}, a.clock(), commandID(r)...)
+		return a.commands.Post(ctx, product, author, review.Content{Stars: body.Stars, Text: body.Text}, a.clock(), commandID(r, "post")...)
 	})
 	if err != nil {
 		return err
@@ -85,9 +85,9 @@ func (a *api) withdraw(w http.ResponseWriter, r *http.Request) error {
 	}
 	done, err := a.do(r.Context(), r.PathValue("id"), r.PathValue("author"), strong, func(ctx context.Context, product, author string) (eventstore.Appended, error) {
 		if r.URL.Query().Has("forever") {
-			return a.commands.Erase(ctx, product, author, a.clock(), commandID(r)...)
+			return a.commands.Erase(ctx, product, author, a.clock(), commandID(r, "erase")...)
 		}
-		return a.commands.Withdraw(ctx, product, author, a.clock(), commandID(r)...)
+		return a.commands.Withdraw(ctx, product, author, a.clock(), commandID(r, "withdraw")...)
 	})
 	if err != nil {
 		return err
@@ -95,11 +95,12 @@ func (a *api) withdraw(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, done)
 }
 
-// commandID returns the header Idempotency-Key, if the request has one. Of requests with one key for one
-// review, the first that changes something counts, and the others get its result.
-func commandID(r *http.Request) []eventstore.CommandID {
+// commandID returns the header Idempotency-Key, if the request has one, for an operation: clients may use one key for
+// several operations. The stream is that of one author, so the authors have keys of their own. Of requests with one id,
+// the first that changes something counts, and the others get its result.
+func commandID(r *http.Request, operation string) []eventstore.CommandID {
 	if keys := r.Header.Values("Idempotency-Key"); len(keys) > 0 {
-		return []eventstore.CommandID{eventstore.CommandID(keys[0])}
+		return []eventstore.CommandID{eventstore.CommandID(operation + " " + keys[0])}
 	}
 	return nil
 }

@@ -82,8 +82,8 @@ func code(t *testing.T, a answer) any {
 	return a.decode(t)["error"].(map[string]any)["code"]
 }
 
-// TestProductPages: pages of any size list every product once and in order.
-// TestIdempotencyKey: an old request that arrives again does not undo what came after it.
+// TestIdempotencyKey: an old request that arrives again does not undo what came after it. A key counts for one operation,
+// and another request with it is refused.
 // Promise: G1.12
 func TestIdempotencyKey(t *testing.T) {
 	t.Parallel()
@@ -100,15 +100,23 @@ func TestIdempotencyKey(t *testing.T) {
 	require.EqualValues(t, 1, call(t, "GET", s.url+"/products/p1", "").decode(t)["stars"])
 	require.Equal(t, http.StatusCreated, post(reviewJSON("bob", 5, ""), "k1").status, "the key of another review")
 	require.Equal(t, http.StatusUnprocessableEntity, post(reviewJSON("ann", 3, ""), strings.Repeat("k", 256)).status)
-	withdraw := func() answer {
-		return call(t, "DELETE", s.url+"/products/p1/reviews/ann", "", strong, "Idempotency-Key: k3")
+	for _, other := range []string{reviewJSON("ann", 5, "first"), reviewJSON("ann", 4, "other")} {
+		require.Equal(t, http.StatusUnprocessableEntity, post(other, "k1").status, "another request with the key of the first")
 	}
-	gone := withdraw()
+	withdraw := func() answer {
+		return call(t, "DELETE", s.url+"/products/p1/reviews/ann", "", strong, "Idempotency-Key: k2")
+	}
+	gone := withdraw() // the key of a post
+	require.JSONEq(t, `{"product":"p1","author":"ann","version":3,"changed":true}`, gone.text)
+	require.EqualValues(t, 1, call(t, "GET", s.url+"/products/p1", "").decode(t)["reviews"], "withdrawn, and bob's is left")
 	require.Equal(t, http.StatusCreated, post(reviewJSON("ann", 2, "back"), "k4").status)
 	require.Equal(t, gone.text, withdraw().text)
 	require.EqualValues(t, 7, call(t, "GET", s.url+"/products/p1", "").decode(t)["stars"])
+	a := call(t, "DELETE", s.url+"/products/p1/reviews/ann?forever", "", strong, "Idempotency-Key: k2")
+	require.JSONEq(t, `{"product":"p1","author":"ann","version":6,"changed":true}`, a.text, "another operation")
 }
 
+// TestProductPages: pages of any size list every product once and in order.
 func TestProductPages(t *testing.T) {
 	t.Parallel()
 	onEachProjection(t, func(t *testing.T, db database) {

@@ -12,14 +12,25 @@ import (
 // browser sends them for a page of an attacker's name that resolves to this machine (DNS
 // rebinding), and takes both for one origin. listen is --addr.
 func knownHosts(listen string, next http.Handler) http.Handler {
+	only := ownHosts(listen, next)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions {
+			next.ServeHTTP(w, r)
+			return
+		}
+		only.ServeHTTP(w, r)
+	})
+}
+
+// ownHosts is knownHosts for what is not public: it refuses reads too.
+func ownHosts(listen string, next http.Handler) http.Handler {
 	own := hostOf(listen)
 	refuse := jsonHandler(func(_ http.ResponseWriter, r *http.Request) error {
 		return &httpError{Status: http.StatusForbidden, Code: "foreign_host", Message: fmt.Sprintf(
-			"host %.100q: writes are accepted at localhost, loopback addresses and the host of --addr (any address if --addr names none); start the service with the host that clients use", r.Host)}
+			"host %.100q: writes and the page for operators are served at localhost, loopback addresses and the host of --addr (any address if --addr names none); start the service with the host that clients use", r.Host)}
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		read := r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions
-		if !read && !isOwnHost(hostOf(r.Host), own) {
+		if !isOwnHost(hostOf(r.Host), own) {
 			refuse.ServeHTTP(w, r)
 			return
 		}

@@ -88,7 +88,7 @@ func (c *serveCmd) Run(ctx context.Context) (err error) {
 		defer func() { stop(); err = errors.Join(err, sampled.Stop()) }()
 		all := http.NewServeMux()
 		all.Handle("/", handler)
-		all.Handle("/operator/", knownHosts(c.Addr, http.StripPrefix("/operator", ops)))
+		all.Handle("/operator/", ownHosts(c.Addr, http.StripPrefix("/operator", ops)))
 		handler = all
 	}
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", c.Addr)

@@ -9,6 +9,7 @@ import (
 
 // Commands runs commands on reviews.
 type Commands struct {
+	store   eventstore.Store
 	reviews *eventstore.Repository[*Review]
 }
 
@@ -23,14 +24,33 @@ func NewCommands(store eventstore.Store) (*Commands, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Commands{reviews}, nil
+	return &Commands{store, reviews}, nil
 }
 
-// Post posts the review of product by author, or edits it. See Review.Post.
+// Post posts the review of product by author, or edits it. See Review.Post. The id of a command that has posted other
+// content is rejected.
 func (c *Commands) Post(
 	ctx context.Context, product, author string, content Content, at time.Time, command ...eventstore.CommandID,
 ) (eventstore.Appended, error) {
-	return c.update(ctx, product, author, func(r *Review) ([]any, error) { return r.Post(content, at) }, command...)
+	done, err := c.update(ctx, product, author, func(r *Review) ([]any, error) { return r.Post(content, at) }, command...)
+	if err != nil || !done.Replayed {
+		return done, err
+	}
+	for raw, err := range c.store.ReadStream(ctx, done.Stream, done.Version-1) { // its own event is the first
+		if err != nil {
+			return done, err
+		}
+		e, err := eventstore.Decode[any](Types, raw)
+		if err != nil {
+			return done, err
+		}
+		posted := New("")
+		if posted.Apply(e.Data); posted.content != content {
+			return done, rejected("the id of this command has posted other content: use a new id for each command")
+		}
+		break
+	}
+	return done, nil
 }
 
 // Withdraw withdraws the review of product by author. See Review.Withdraw.
