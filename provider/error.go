@@ -65,6 +65,13 @@ const (
 	CodePartly = "partly_applied"
 )
 
+// ErrInTransaction: a call with the context of an open transaction of the same store would wait for this transaction for
+// ever, for example a claim in a handler. Stores with one writer at a time, SQLite and memory, return it at once. Call the
+// view of the transaction (InTx), or call after it.
+var ErrInTransaction error = &eventstore.InvalidError{
+	Field: "ctx", Reason: "is that of an open transaction, for which the call would wait: use the transaction, or call after it",
+}
+
 // Error is an error with a class and a code.
 type Error struct {
 	Class Class

@@ -23,6 +23,8 @@ type Units[Tx any] interface {
 	//     before any statement is sent, with a Found in which all messages are fresh. Neither
 	//     happens with u.Once or u.Careful.
 	//   - run must not end tx. If it does, the unit fails with a permanent *Error.
+	//   - In a store with one writer, run's ctx shows that the unit is open: a call with it that would wait for the unit
+	//     is ErrInTransaction.
 	//   - If run panics or calls runtime.Goexit, nothing is committed.
 	//   - If run does not return within a second after ctx ends, the transaction is rolled back
 	//     and its locks are released. Do returns when run returns.

@@ -45,7 +45,7 @@ func Define[Tx, In, Out any](kind string, fn func(ctx context.Context, r *Run[Tx
 // DefineTx returns a kind of tasks that are one transaction each: the writes of fn through tx, the
 // messages that it returns, and the end of the task are committed together, once. fn may run again
 // after it was rolled back. It has no steps and must not call other systems. Use only tx in it: on
-// SQLite a write through the database itself waits for the transaction, until the timeout.
+// SQLite a write through the database itself is provider.ErrInTransaction.
 func DefineTx[Tx, In, Out any](kind string, fn func(ctx context.Context, tx Tx, in In) (Out, []outbox.Message, error)) *Definition[Tx, In, Out] {
 	return &Definition[Tx, In, Out]{name: kind, tx: fn}
 }

@@ -134,8 +134,8 @@ func Step[T, Tx any](ctx context.Context, r *Run[Tx], name string,
 // StepTx does something in the database, once: the writes of do through tx, the messages that it
 // returns, and its recorded result are committed together. do may run again after it was rolled
 // back. undo runs as that of Step, in such a transaction, and only if the step was done: once. Use
-// only tx in do and undo: on SQLite a write through the database itself waits for the
-// transaction, until the timeout.
+// only tx in do and undo: on SQLite a write through the database itself is
+// provider.ErrInTransaction.
 func StepTx[T, Tx any](ctx context.Context, r *Run[Tx], name string,
 	do func(ctx context.Context, tx Tx) (T, []outbox.Message, error),
 	undo func(ctx context.Context, tx Tx, done T) ([]outbox.Message, error),

@@ -52,6 +52,15 @@ var claims = []Mutant{
 		Tests: []Test{{"./providers/memory", "TestConformance/Outbox/Entries/no_claim_in_a_transaction"}},
 	},
 	{
+		Name: "waits_for_itself",
+		What: "a claim inside a unit waits for the unit",
+		Edits: []Edit{
+			{File: "providers/memory/memory.go", Old: "ok && !m.ended.Load() {", New: "ok && m == nil {"},
+			{File: "providers/sqlite/unit.go", Old: "ok && d.current.Load() == u {", New: "ok && u == nil {"},
+		},
+		Tests: []Test{{"./providers/memory", "TestACallInsideATransactionIsRefused"}, {"./providers/sqlite", "TestACallInsideATransactionIsRefused/Open"}},
+	},
+	{
 		Name: "no_jitter",
 		What: "relays and runners ignore the jitter of their backoff",
 		Edits: []Edit{

@@ -134,7 +134,7 @@ func (db *Provider) now() time.Time { return db.cfg.Clock().UTC().Round(0) }
 // or calls runtime.Goexit, or if ctx has ended, nothing is written. Transactions run one after
 // another: a conflict cannot pass in another run, and there is no lost reply.
 func (db *DB) Transact(ctx context.Context, fn func(ctx context.Context, tx *Model) error) error {
-	return db.tx(ctx, func(tx *Model) error { return fn(ctx, tx) })
+	return db.tx(ctx, func(tx *Model) error { return fn(tx.inside(ctx), tx) })
 }
 
 func (db *Provider) tx(ctx context.Context, fn func(tx *Model) error) error {
@@ -187,10 +187,20 @@ var (
 	errForeign = errors.New("not a transaction of this store")
 )
 
+// insideKey is the key of the open transaction of a store in the context of its function.
+type insideKey struct{ db *Provider }
+
+func (m *Model) inside(ctx context.Context) context.Context {
+	return context.WithValue(ctx, insideKey{m.db}, m)
+}
+
 // begin waits until no other transaction is open.
 func (db *Provider) begin(ctx context.Context) (*Model, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("begin: %w", err)
+	}
+	if m, ok := ctx.Value(insideKey{db}).(*Model); ok && !m.ended.Load() {
+		return nil, fmt.Errorf("begin: %w", provider.ErrInTransaction)
 	}
 	select {
 	case db.lock <- struct{}{}:

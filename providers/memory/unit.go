@@ -53,7 +53,7 @@ func (m *Model) work(ctx context.Context, u *provider.Unit, run func(ctx context
 	if u.Switch != nil {
 		m.staged.reset(u.Switch.Reset)
 	}
-	closing, err := run(ctx, m, found)
+	closing, err := run(m.inside(ctx), m, found)
 	if err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func (db *Provider) unit(ctx context.Context, s *provider.Switch, fn func(tx *Mo
 	switch {
 	case err == nil, classed:
 		return err
-	case failed != nil:
+	case failed != nil, errors.Is(err, provider.ErrInTransaction):
 		return provider.HandlerError(err)
 	case errors.Is(err, context.DeadlineExceeded):
 		return &provider.Error{Class: late, Code: provider.CodeDeadline, Err: err}

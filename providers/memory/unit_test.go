@@ -149,12 +149,12 @@ func TestDeadlinesHaveAClass(t *testing.T) {
 	db.View(func(m *memory.Model) { require.Empty(t, keys(m, "t")) })
 }
 
-// A handler that begins another transaction waits for its own until its context ends.
+// A handler that begins another transaction with a context from outside waits for its own until that context ends.
 func TestANestedTransactionEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	db := newDB(t, &memory.Config{Route: outbox.ByCategory})
 	ctx, pass := patience.Deadline(t)
-	err := unit(ctx, db, func(ctx context.Context, _ *memory.Model) error {
+	err := unit(ctx, db, func(context.Context, *memory.Model) error {
 		time.AfterFunc(soon, pass) // the wait may begin later
 		_, err := db.Append(ctx, "thing-1", eventstore.Any, drafted(t))
 		return err

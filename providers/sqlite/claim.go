@@ -211,6 +211,9 @@ func (d *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t cl
 	if t, err = t.WithDefaults(); err != nil {
 		return nil, err
 	}
+	if err = d.notInside(ctx); err != nil { // also if there is nothing to claim
+		return nil, fmt.Errorf("claim entries: %w", err)
+	}
 	read, err := d.EntryCandidates(ctx, q, t.Limit)
 	if err != nil || len(read) == 0 {
 		return nil, err

@@ -45,7 +45,7 @@ func (u *unit) work(ctx context.Context, p *provider.Unit, run runFunc) error {
 			return err
 		}
 	}
-	closing, err := run(ctx, u.tx, found)
+	closing, err := run(u.inside(ctx), u.tx, found)
 	if err == nil && u.rolledBack.Load() {
 		err = sql.ErrTxDone
 	}

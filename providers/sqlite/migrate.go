@@ -85,6 +85,9 @@ func checkFile(ctx context.Context, q querier) error {
 }
 
 func (d *Provider) migrate(ctx context.Context) (err error) {
+	if err := d.notInside(ctx); err != nil {
+		return err
+	}
 	connector, err := sqlite.NewConnector(dsn(d.path, 0))
 	if err != nil {
 		return err

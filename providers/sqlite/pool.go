@@ -18,6 +18,7 @@ type pool struct {
 	db    *sql.DB
 	stmts sync.Map // *sql.Stmt by their text
 	warm  atomic.Bool
+	of    *Provider // for a pool of New, whose units have its connections
 }
 
 // newPool keeps up to idle connections open and opens at most limit; 0 means no limit.
@@ -82,6 +83,11 @@ var inTransactions = []string{
 func (p *pool) query(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
 	if s, ok := ctx.Value(sessionKey{}).(session); ok && s.pool == p {
 		return s.query(ctx, query, args...)
+	}
+	if p.of != nil {
+		if err := p.of.notInside(ctx); err != nil && p.db.Stats().MaxOpenConnections == 1 {
+			return nil, err
+		}
 	}
 	s, err := p.stmt(ctx, query)
 	if err != nil {

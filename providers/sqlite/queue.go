@@ -66,6 +66,9 @@ func (c queuedConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.
 	if opts.ReadOnly {
 		return c.driverConn.BeginTx(ctx, opts)
 	}
+	if err := c.db.notInside(ctx); err != nil {
+		return nil, err
+	}
 	wait, cancel := context.WithTimeout(ctx, busyTimeout)
 	defer cancel()
 	unlock := func() {}

@@ -124,7 +124,7 @@ func New(db *sql.DB, cfg *Config) (*DB, error) {
 	if err != nil {
 		return nil, fmt.Errorf("sqlite: this pool cannot be used: %w", err)
 	}
-	d.users = &pool{db: db}
+	d.users = &pool{db: db, of: d.Provider}
 	d.reads, d.write = d.users, d.users
 	if err := d.users.warmUpIfMigrated(ctx); err != nil {
 		return nil, fmt.Errorf("sqlite: prepare statements: %w", err)

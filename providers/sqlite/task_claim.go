@@ -133,6 +133,9 @@ func (d *Provider) ClaimTasks(ctx context.Context, q provider.TaskQuery, t claim
 	if q.Alone {
 		t.Limit = 1
 	}
+	if err = d.notInside(ctx); err != nil { // also if there is nothing to claim
+		return nil, fmt.Errorf("claim tasks: %w", err)
+	}
 	read, err := d.TaskCandidates(ctx, q, t.Limit)
 	if err != nil || len(read) == 0 {
 		return nil, err

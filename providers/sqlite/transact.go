@@ -22,7 +22,8 @@ const (
 //   - fn may run several times, each time in a new transaction, so it must have no other effects.
 //     It runs again if it or the commit fails with SQLITE_BUSY: up to 20 runs in 15 seconds, or
 //     until ctx ends.
-//   - fn must write only through tx and InTx(tx). Any other write waits for this transaction.
+//   - fn must write only through tx and InTx(tx). Any other write of this DB with the context of fn is
+//     provider.ErrInTransaction, and with another context it waits for this transaction.
 //   - An error of fn is returned unchanged. After a conflict fn does not run again: no other writer
 //     can change a stream between a read and an append of fn.
 //   - fn must not end the transaction. On a DB from Open, SQLite then rolls it back and Transact
@@ -53,7 +54,7 @@ func (d *DB) Transact(ctx context.Context, fn func(ctx context.Context, tx *sql.
 func (d *DB) transact(ctx context.Context, fn func(ctx context.Context, tx *sql.Tx) error) error {
 	var failed error // an error of fn
 	err := d.writeTx(ctx, func(u *unit) error {
-		if failed = fn(ctx, u.tx); failed == nil && u.rolledBack.Load() {
+		if failed = fn(u.inside(ctx), u.tx); failed == nil && u.rolledBack.Load() {
 			return sql.ErrTxDone
 		}
 		return failed

@@ -34,10 +34,28 @@ const (
 	pauseMax = 4 * time.Millisecond
 )
 
+// insideKey is the key of the open unit of a file in the context of its function.
+type insideKey struct{ db *Provider }
+
+func (u *unit) inside(ctx context.Context) context.Context {
+	return context.WithValue(ctx, insideKey{u.db}, u)
+}
+
+// notInside returns provider.ErrInTransaction if ctx is that of an open unit.
+func (d *Provider) notInside(ctx context.Context) error {
+	if u, ok := ctx.Value(insideKey{d}).(*unit); ok && d.current.Load() == u {
+		return provider.ErrInTransaction
+	}
+	return nil
+}
+
 // begin waits for the write lock of this process, in the order of arrival, and then for the lock
 // of the file, until ctx ends or, unless it is zero, for limit: then the error has CodeBusy. It
 // has no connection while it waits for the first.
 func (d *Provider) begin(ctx context.Context, limit time.Duration) (*unit, error) {
+	if err := d.notInside(ctx); err != nil {
+		return nil, fmt.Errorf("%s: %w", beginning, err)
+	}
 	wait := ctx
 	if limit > 0 {
 		var cancel func()
