@@ -3,6 +3,23 @@ package mutant
 // observers lists the mutants of telemetry and health.
 var observers = []Mutant{
 	{
+		Name: "claims_uncounted",
+		What: "claims that find nothing, or take over what another one has left, are not counted",
+		Edits: []Edit{
+			{File: "telemetry/otel/relay.go", Old: "len(entries) == 0 && err == nil", New: "false"},
+			{File: "telemetry/otel/relay.go", Old: "if e.Suspect {", New: "if false {"},
+			{File: "telemetry/otel/worker.go", Old: "len(tasks) == 0 && err == nil", New: "false"},
+			{File: "telemetry/otel/worker.go", Old: "tasks[i].Vanished > 0", New: "false"},
+		},
+		Tests: []Test{{"./telemetry/otel", "TestClaimsAreCounted"}},
+	},
+	{
+		Name:  "held_log_unmeasured",
+		What:  "the wait of the readers of the log is not measured",
+		Edits: []Edit{{File: "telemetry/otel/watch.go", Old: `wait.What == "append"`, New: `wait.What == ""`}},
+		Tests: []Test{{"./telemetry/otel", "TestWatchShowsForHowLongTheLogIsHeld"}},
+	},
+	{
 		Name:  "publish_unwatched",
 		What:  "a Publish call that does not return is not late",
 		Edits: []Edit{{File: "outbox/publish.go", Old: "b.pulse.Within(b.cfg.Clock(), 0)", New: "b.pulse.Rest()"}},

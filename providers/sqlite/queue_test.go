@@ -65,7 +65,7 @@ func TestReadersDoNotWaitForUsersTransactions(t *testing.T) {
 	db := open(t, routed())
 	waiting := 4 * max(8, 2*runtime.GOMAXPROCS(0))
 	begun := make(chan error)
-	require.NoError(t, db.Do(ctx, delivery("m1"), func(ctx context.Context, _ *sql.Tx, _ provider.Found) (provider.Closing, error) {
+	require.NoError(t, db.Do(ctx, delivery("m1"), func(context.Context, *sql.Tx, provider.Found) (provider.Closing, error) {
 		for range waiting {
 			go func() {
 				tx, err := db.SQL().BeginTx(ctx, nil)

@@ -17,6 +17,7 @@ type instruments struct {
 	entryWait                   metric.Float64Histogram
 	marks, lateMarks, pauses    metric.Int64Counter
 	heldEntries, deletedEntries metric.Int64Counter
+	emptyClaims, suspects       metric.Int64Counter
 
 	consumed                                        metric.Int64Counter
 	processTime, handlerTime, delay                 metric.Float64Histogram
@@ -25,6 +26,7 @@ type instruments struct {
 	taskClaimTime, stepTime, runTime                metric.Float64Histogram
 	changeTime, countTime                           metric.Float64Histogram
 	claimedTasks, fenced, deletedTasks, watchErrors metric.Int64Counter
+	emptyTaskClaims, vanished                       metric.Int64Counter
 }
 
 // Boundaries of histograms, in seconds: those of the conventions, and wider ones for messages that
@@ -45,6 +47,8 @@ func (m *instruments) create(meter metric.Meter) error {
 		{&m.sent, "messaging.client.sent.messages", "{message}", "Messages that relays attempted to publish"},
 		{&m.marks, "kinora.relay.marks", "{entry}", "Entries that relays have marked, by their new status: claimed is a renewal, pending a release"},
 		{&m.lateMarks, "kinora.relay.late_marks", "{entry}", "Marks that changed nothing, because another relay had taken the entry over"},
+		{&m.emptyClaims, "kinora.relay.empty_claims", "{claim}", "Claims that found no entry, or lost each race for one"},
+		{&m.suspects, "kinora.relay.suspects", "{entry}", "Claimed entries whose earlier claim ended with its lease"},
 		{&m.pauses, "kinora.relay.pauses", "{pause}", "Pauses of topics whose publishes all failed"},
 		{&m.heldEntries, "kinora.relay.held", "{entry}", "Entries that were held behind others that wait for long"},
 		{&m.deletedEntries, "kinora.relay.deleted", "{entry}", "Entries that were deleted at the end of their retention"},
@@ -57,6 +61,8 @@ func (m *instruments) create(meter metric.Meter) error {
 		{&m.unmarked, "kinora.projector.unmarked", "{message}", "Messages that were applied in a store that keeps no markers"},
 		{&m.pruned, "kinora.projector.pruned", "{row}", "Old markers, and replayed and skipped messages, that were deleted"},
 		{&m.claimedTasks, "kinora.task.claimed", "{task}", "Tasks that workers have claimed"},
+		{&m.emptyTaskClaims, "kinora.task.empty_claims", "{claim}", "Claims that found no task, or lost each race for one"},
+		{&m.vanished, "kinora.task.vanished", "{task}", "Claimed tasks whose earlier claim ended with its lease"},
 		{&m.fenced, "kinora.task.fenced", "{change}", "Changes that came too late, because another worker had taken the task over"},
 		{&m.deletedTasks, "kinora.task.deleted", "{task}", "Tasks that were deleted at the end of their retention"},
 		{&m.watchErrors, "kinora.watch.errors", "{query}", "Queries of Watch that failed: their gauges have no value"},

@@ -19,6 +19,7 @@ import (
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/memory"
+	"github.com/kinora-go/kinora/task"
 	"github.com/kinora-go/kinora/telemetry/otel"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/model"
@@ -206,6 +207,8 @@ func TestTheTableOfMetricsIsComplete(t *testing.T) {
 		}
 		relay, runner, worker := m.tel.Relay(), m.tel.Runner(), m.tel.Worker()
 		relay.Claimed(nil, 0, projector.Permanent(os.ErrClosed))
+		relay.Claimed([]outbox.Entry{{OutboxMessage: provider.OutboxMessage{Topic: "posted"}, Suspect: true}}, 0, nil)
+		worker.Claimed([]task.Task{{Kind: "mail/send", Vanished: 1}}, 0, nil)
 		relay.Marked([]outbox.Mark{{To: outbox.Published}}, 1, 0, nil)
 		relay.Marked(nil, 0, 0, projector.Permanent(os.ErrClosed))
 		relay.Held(1)
@@ -235,6 +238,30 @@ func TestTheTableOfMetricsIsComplete(t *testing.T) {
 		return
 	}
 	require.Equal(t, table, is, "run it with KINORA_UPDATE=1")
+}
+
+// Claims without a result, and claims that take over what an earlier claim has left, are counted. A claim that fails is
+// neither.
+func TestClaimsAreCounted(t *testing.T) {
+	t.Parallel()
+	m := newMeasured(t)
+	relay, worker := m.tel.Relay(), m.tel.Worker()
+	for _, entries := range [][]outbox.Entry{nil, {}, {{}}, {{Suspect: true}}} {
+		relay.Claimed(entries, 0, nil)
+	}
+	relay.Claimed(nil, 0, os.ErrClosed)
+	for _, tasks := range [][]task.Task{nil, {{Kind: "k"}, {Kind: "k", Vanished: 2}}} {
+		worker.Claimed(tasks, 0, nil)
+	}
+	worker.Claimed(nil, 0, os.ErrClosed)
+	for name, want := range map[string]int64{
+		"kinora.relay.empty_claims": 2, "kinora.relay.suspects": 1, "kinora.task.empty_claims": 1, "kinora.task.vanished": 1, "kinora.task.claimed": 2,
+	} {
+		sum, ok := m.collect(t)[name].Data.(metricdata.Sum[int64])
+		require.True(t, ok, name)
+		require.Len(t, sum.DataPoints, 1, name)
+		require.Equal(t, want, sum.DataPoints[0].Value, name)
+	}
 }
 
 // tableOf returns the metrics as a table: those of observers first, then the gauges.
@@ -365,6 +392,36 @@ func TestWatchQueriesSeldomAndShowsNoOldValues(t *testing.T) {
 		require.NoError(t, stop())
 		require.NotContains(t, m.collect(t), "kinora.projector.lag.events")
 	})
+}
+
+// heldLog is a store with appends that are open, for which readers of the log wait.
+type heldLog struct {
+	*memory.DB
+	since []time.Duration
+}
+
+func (s heldLog) Survey(ctx context.Context, limit int) (provider.Survey, error) {
+	is, err := s.DB.Survey(ctx, limit)
+	is.Waits = []provider.Wait{{What: "lock", Blocker: provider.Backend{Since: is.Now.Add(-time.Hour)}}, {What: "append"}}
+	for _, d := range s.since {
+		is.Waits = append(is.Waits, provider.Wait{What: "append", Blocker: provider.Backend{Since: is.Now.Add(-d)}})
+	}
+	return is, err
+}
+
+func TestWatchShowsForHowLongTheLogIsHeld(t *testing.T) {
+	t.Parallel()
+	db, err := memory.New(nil)
+	require.NoError(t, err)
+	for _, c := range []struct {
+		since []time.Duration
+		want  float64
+	}{{nil, 0}, {[]time.Duration{time.Minute, 3 * time.Minute, time.Second}, 180}} {
+		m := newMeasured(t)
+		_, err := m.tel.Watch(heldLog{db, c.since})
+		require.NoError(t, err)
+		require.InDelta(t, c.want, m.collect(t)["kinora.log.held.age"].Data.(metricdata.Gauge[float64]).DataPoints[0].Value, 0)
+	}
 }
 
 func TestNewAndWatchRefuseWrongArguments(t *testing.T) {

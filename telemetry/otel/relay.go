@@ -17,8 +17,14 @@ func (t *Telemetry) Relay() outbox.RelayObserver {
 	return outbox.RelayObserver{
 		Claimed: func(entries []outbox.Entry, took time.Duration, err error) {
 			t.m.claimTime.Record(ctx, took.Seconds(), metric.WithAttributes(classified(err)...))
+			if len(entries) == 0 && err == nil {
+				t.m.emptyClaims.Add(ctx, 1)
+			}
 			for i := range entries {
 				e := &entries[i]
+				if e.Suspect {
+					t.m.suspects.Add(ctx, 1, metric.WithAttributes(attribute.String(attrTopic, e.Topic)))
+				}
 				if !e.CreatedAt.IsZero() {
 					t.m.entryWait.Record(ctx, e.LastAttemptedAt.Sub(e.CreatedAt).Seconds(), metric.WithAttributes(attribute.String(attrTopic, e.Topic)))
 				}

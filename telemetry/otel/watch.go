@@ -62,6 +62,7 @@ func (t *Telemetry) Watch(store projector.State, projectors ...kinora.Projector)
 	}{
 		{&w.lagTime, "kinora.projector.lag.time", "Age of the oldest event that a projector has neither applied nor parked"},
 		{&w.oldest, "kinora.outbox.oldest.age", "Age of the oldest entry that is not published"},
+		{&w.held, "kinora.log.held.age", "Age of the oldest open append that readers of the log wait for"},
 	} {
 		*g.to, err = meter.Float64ObservableGauge(g.name, metric.WithUnit("s"), metric.WithDescription(g.text))
 		all, errs = append(all, *g.to), append(errs, err)
@@ -83,7 +84,7 @@ type watch struct {
 	projectors []kinora.Projector
 
 	lagEvents, parked, entries, tasks metric.Int64ObservableGauge
-	lagTime, oldest                   metric.Float64ObservableGauge
+	lagTime, oldest, held             metric.Float64ObservableGauge
 
 	mu      sync.Mutex
 	queried time.Time // when the last queries ended
@@ -163,6 +164,13 @@ func (w *watch) facts(ctx context.Context, store admin.Store) {
 		age = max(f.At.Sub(oldest), 0).Seconds()
 	}
 	w.values = append(w.values, func(o metric.Observer) { o.ObserveFloat64(w.oldest, age) })
+	held := 0.0
+	for _, wait := range f.Waits {
+		if wait.What == "append" && !wait.Blocker.Since.IsZero() {
+			held = max(held, f.At.Sub(wait.Blocker.Since).Seconds())
+		}
+	}
+	w.values = append(w.values, func(o metric.Observer) { o.ObserveFloat64(w.held, held) })
 	for _, c := range f.Tasks {
 		tasks[c.Status] += c.N
 	}

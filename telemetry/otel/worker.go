@@ -16,7 +16,13 @@ func (t *Telemetry) Worker() task.WorkerObserver {
 	return task.WorkerObserver{
 		Claimed: func(tasks []task.Task, took time.Duration, err error) {
 			t.m.taskClaimTime.Record(ctx, took.Seconds(), metric.WithAttributes(classified(err)...))
+			if len(tasks) == 0 && err == nil {
+				t.m.emptyTaskClaims.Add(ctx, 1)
+			}
 			for i := range tasks {
+				if tasks[i].Vanished > 0 {
+					t.m.vanished.Add(ctx, 1, metric.WithAttributes(of(tasks[i].Kind)))
+				}
 				t.m.claimedTasks.Add(ctx, 1, metric.WithAttributes(of(tasks[i].Kind)))
 			}
 		},
