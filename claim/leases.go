@@ -5,7 +5,8 @@ import "context"
 // Leases grants leases on names. At most one token has a name at a time, on the store's clock.
 type Leases interface {
 	// AcquireLease leases name to t.Token for t.Lease from now on. If the token has the lease
-	// already, it is extended. It returns false if another token has a lease that has not ended.
+	// already, it is extended. It returns false if another token has a lease that has not ended. Leases on other names
+	// that ended more than an hour ago, as those of processes that were killed, are deleted.
 	// t is complete (Terms.WithDefaults).
 	AcquireLease(ctx context.Context, name string, t Terms) (bool, error)
 

@@ -86,6 +86,9 @@ func (c *RelayConfig) validate() error {
 		host, _ := os.Hostname()
 		c.Holder = fmt.Sprintf("%s/%d", host, os.Getpid())
 	}
+	if err := provider.CheckText("holder", c.Holder, provider.MaxIDBytes); err != nil {
+		return err
+	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}

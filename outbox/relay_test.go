@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/longtest"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
@@ -128,6 +130,15 @@ func entries(t *testing.T, db *memory.DB) map[string]outbox.Entry {
 		byID[e.ID] = e
 	}
 	return byID
+}
+
+// The name of a relay is stored with each claim: with one that cannot be stored it would never claim.
+func TestTheNameOfARelayMustBeStorable(t *testing.T) {
+	t.Parallel()
+	for _, holder := range []string{"relay\x00", "\xff", strings.Repeat("r", 256)} {
+		_, err := outbox.NewRelay(newDB(t), newPublisher(nil), &outbox.RelayConfig{Holder: holder})
+		require.ErrorIs(t, err, eventstore.ErrInvalid)
+	}
 }
 
 // Promise: G3.1

@@ -94,6 +94,14 @@ func TestBadNameIsInvalidInput(t *testing.T) {
 	}
 }
 
+// The version is stored with parked messages, which could not be parked with one that cannot be stored.
+func TestAVersionMustBeStorable(t *testing.T) {
+	for _, version := range []string{"1\x00", "\xff", strings.Repeat("v", 256)} {
+		_, err := projector.NewRunner(newDB(t), projector.Subscribe(make(subscription), "t"), projector.RunnerConfig{Version: version}, define(marked, add))
+		require.ErrorIs(t, err, eventstore.ErrInvalid)
+	}
+}
+
 func TestNewRunnerRefuses(t *testing.T) {
 	t.Parallel()
 	db, good := newDB(t), projector.Subscribe(make(subscription), "review")

@@ -73,6 +73,11 @@ func (c *RunnerConfig) validate() error {
 	if info, ok := debug.ReadBuildInfo(); ok { // the version contains the revision
 		c.Version = cmp.Or(c.Version, info.Main.Version)
 	}
+	if c.Version != "" {
+		if err := provider.CheckText("version", c.Version, provider.MaxIDBytes); err != nil {
+			return err
+		}
+	}
 	if c.Clock == nil {
 		c.Clock = time.Now //nolint:forbidigo // durations of units, as this process sees them
 	}

@@ -44,7 +44,7 @@ func readLog(ctx context.Context, log Log, from eventstore.From, f eventstore.Lo
 		return err
 	}
 	var wait logWait
-	for q.After < head {
+	for first := true; first || q.After < head; first = false { // the first page shows that the log can be read
 		page, err := log.LogPage(ctx, q)
 		if err != nil {
 			return wait.explain(ctx, err)
@@ -55,6 +55,8 @@ func readLog(ctx context.Context, log Log, from eventstore.From, f eventstore.Lo
 			}
 		}
 		switch {
+		case q.After >= head:
+			return nil
 		case page.End.Position > q.After:
 			q.After, wait = page.End.Position, logWait{}
 		case !page.More:

@@ -12,6 +12,8 @@ const (
 	liveEvery  = 2 * time.Second // how often a live page is read
 	liveFor    = time.Minute     // then the browser connects again
 	liveWrite  = 10 * time.Second
+
+	refusedEvery = time.Minute // between two lines about refused pages
 )
 
 // live sends the live part of a page as server-sent events, when it has changed. It ends with Run, so that
@@ -22,6 +24,9 @@ func (h *Handler) live(w http.ResponseWriter, r *http.Request, v viewer, read pa
 		defer func() { <-h.streams }()
 	default:
 		w.Header().Set("Retry-After", "60")
+		if at, last := now().UnixNano(), h.refused.Load(); at-last >= int64(refusedEvery) && h.refused.CompareAndSwap(last, at) {
+			h.cfg.Logger.Warn("live page refused: too many are open", "open", maxStreams)
+		}
 		h.fail(w, r, v, problem{http.StatusServiceUnavailable, "Too many live pages are open."})
 		return
 	}

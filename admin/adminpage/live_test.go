@@ -55,6 +55,10 @@ func TestLivePages(t *testing.T) {
 		all = append(all, got)
 		require.LessOrEqual(t, len(all), 100)
 	}
+	for range 10 {
+		open().Body.Close()
+	}
+	require.Equal(t, 1, strings.Count(w.logs.String(), "level=WARN"), "one line for all: %s", w.logs.String())
 	require.Equal(t, http.StatusOK, w.get(server.URL+"/streams").status, "a page that is not live")
 	lines := bufio.NewScanner(all[0].Body)
 	see := func(text string) {

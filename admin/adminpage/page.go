@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"path"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"crypto/sha256"
@@ -56,6 +57,7 @@ type Handler struct {
 	csrf    *http.CrossOriginProtection
 	state   state
 	streams chan struct{} // a place for each live page
+	refused atomic.Int64  // when a live page was last refused
 	running chan struct{}
 	ended   chan struct{}
 }
@@ -235,7 +237,8 @@ func problemOf(err error) problem {
 // fail sends a page with an error.
 func (h *Handler) fail(w http.ResponseWriter, r *http.Request, v viewer, err error) {
 	p := problemOf(err)
-	if p.status >= http.StatusInternalServerError && r.Context().Err() == nil {
+	_, expected := errors.AsType[problem](err)
+	if p.status >= http.StatusInternalServerError && !expected && r.Context().Err() == nil {
 		h.cfg.Logger.Warn("page not served", "status", p.status, "err", errclass.Of(err))
 	}
 	h.send(w, p.status, &view{Title: http.StatusText(p.status), Error: p.text}, v)

@@ -34,4 +34,45 @@ var edges = []Mutant{
 		}},
 		Tests: []Test{{"./providers/memory", "TestConformance/Outbox/Entries/a_message_inherits"}, {".", "TestContextFlows"}},
 	},
+	{
+		Name: "old_leases_stay",
+		What: "leases of processes that were killed are never deleted",
+		Edits: []Edit{
+			{File: "providers/memory/progress.go", Old: "if l.until.Before(now.Add(-time.Hour)) {", New: "if l.until.IsZero() {"},
+			{File: "providers/sqlite/progress.go", Old: "if acquired = n == 1; err == nil && acquired {", New: "if acquired = n == 1; false {"},
+			{File: "providers/postgres/leases.go", Old: "clock_timestamp() - interval '1 hour'", New: "clock_timestamp() - interval '1000 hours'"},
+		},
+		Tests: []Test{
+			{"./providers/memory", "TestConformance/Progress/Leases/old_leases_are_deleted"},
+			{"./providers/sqlite", "TestConformance/Progress/Leases/old_leases_are_deleted"},
+			{"./providers/postgres", "TestConformance/Progress/Leases/old_leases_are_deleted"},
+		},
+	},
+	{
+		Name:  "empty_log_unread",
+		What:  "ReadLog does not notice that an empty log cannot be read safely",
+		Edits: []Edit{{File: "provider/read_log.go", Old: "first || q.After < head;", New: "first && q.After < head || q.After < head;"}},
+		Tests: []Test{{"./providers/postgres", "TestReadyFailsOnAStandby"}},
+	},
+	{
+		Name:  "read_only_file",
+		What:  "services start on a file of SQLite that they cannot write",
+		Edits: []Edit{{File: "providers/sqlite/migrate.go", Old: "if queryOnly || readOnly {", New: "if queryOnly && readOnly && conn == nil {"}},
+		Tests: []Test{{"./providers/sqlite", "TestAReadOnlyFileIsNotReady"}},
+	},
+	{
+		Name:  "refusals_logged",
+		What:  "each live page that is refused is a line of the log",
+		Edits: []Edit{{File: "admin/adminpage/live.go", Old: "at-last >= int64(refusedEvery) &&", New: ""}},
+		Tests: []Test{{"./admin/adminpage", "TestLivePages"}},
+	},
+	{
+		Name: "names_unchecked",
+		What: "names of relays and versions of runners that no store can keep are taken",
+		Edits: []Edit{
+			{File: "outbox/relay_config.go", Old: `provider.CheckText("holder", c.Holder,`, New: `provider.CheckText("holder", "x",`},
+			{File: "projector/runner_config.go", Old: `provider.CheckText("version", c.Version,`, New: `provider.CheckText("version", "x",`},
+		},
+		Tests: []Test{{"./outbox", "TestTheNameOfARelayMustBeStorable"}, {"./projector", "TestAVersionMustBeStorable"}},
+	},
 }

@@ -151,6 +151,11 @@ func (db *Provider) AcquireLease(ctx context.Context, name string, t claim.Terms
 		if l, ok := s.leases.get(name); ok && l.token != t.Token && l.until.After(now) {
 			return false
 		}
+		for other, l := range s.leases.from("") {
+			if l.until.Before(now.Add(-time.Hour)) {
+				s.leases = s.leases.drop(other)
+			}
+		}
 		s.leases = s.leases.put(name, lease{t.Token, t.Holder, now.Add(t.Lease)})
 		return true
 	})

@@ -11,7 +11,11 @@ import (
 )
 
 const (
+	// Leases of processes that were killed are deleted, also if the lease is not free.
 	acquireLeaseSQL = `
+with old as (
+	delete from kinora.leases where ctid = any(array(
+		select ctid from kinora.leases where name <> $1::text and expires_at < clock_timestamp() - interval '1 hour' for update skip locked)))
 insert into kinora.leases as l (name, token, holder, expires_at)
 values ($1::text, $2::uuid, $3::text, clock_timestamp() + $4::bigint * interval '1 microsecond')
 on conflict on constraint leases_pkey do update set token = excluded.token, holder = excluded.holder, expires_at = excluded.expires_at

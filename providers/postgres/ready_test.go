@@ -38,6 +38,9 @@ func TestReadyFailsOnAStandby(t *testing.T) {
 	for what, start := range starts(t, db) {
 		require.ErrorIs(t, start(patience.Context(t)), postgres.ErrReadOnly, what)
 	}
+	for _, err = range db.ReadLog(t.Context(), eventstore.From{}, eventstore.LogFilter{}) {
+	}
+	require.ErrorIs(t, err, eventstore.ErrUnsafeLog, "also of an empty log")
 	server.Stop()
 	require.NoError(t, db.Ready(t.Context()), "away is no standby")
 }

@@ -2,9 +2,12 @@ package providertest
 
 import (
 	"errors"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/provider"
 )
 
 var leaseCases = []testCase{
@@ -29,6 +32,10 @@ var leaseCases = []testCase{
 	{
 		name: "names of leases", play: leaseNames,
 		rule: "LeaseNames returns the names, in order of their bytes, that begin with prefix and that a token has a lease on",
+	},
+	{
+		name: "old leases are deleted", play: oldLeases,
+		rule: "AcquireLease deletes the leases on other names that ended more than an hour ago",
 	},
 	{
 		name: "a new handle knows the leases", unless: Volatile, play: newHandleKnowsLeases,
@@ -63,6 +70,33 @@ func leaseOfOne(s *stage) {
 	s.leased("on another name", "x", two, true)
 	s.leased("on another name", "X", one, true)
 	s.leased("on that name", "x", one, false)
+}
+
+func oldLeases(s *stage) {
+	names := func() (names []string) {
+		all, err := s.db.(provider.Operations).Survey(s.ctx, 10)
+		s.ok(err, "survey")
+		for _, l := range all.Leases {
+			names = append(names, strings.TrimPrefix(l.Name, s.name))
+		}
+		slices.Sort(names)
+		return names
+	}
+	killed := terms(time.Minute)
+	for _, name := range []string{"killed/a", "killed/b", "back"} {
+		s.leased("of a process that is killed", name, killed, true)
+	}
+	s.advance(50 * time.Minute)
+	long := terms(3 * time.Hour)
+	s.leased("that lives", "long", long, true)
+	s.advance(20 * time.Minute)
+	s.leased("that lives", "long", long, true)
+	s.advance(10 * time.Minute)
+	s.leased("of a process that comes back", "back", terms(time.Hour), true)
+	s.leased("that ended lately", "late", terms(time.Minute), true)
+	s.advance(50 * time.Minute)
+	s.leased("of another process", "other", terms(time.Minute), true)
+	same(s, "leases", names(), []string{"back", "late", "long", "other"})
 }
 
 func leaseEnds(s *stage) {

@@ -44,7 +44,10 @@ func (d *DB) Migrate(ctx context.Context) error {
 	return nil
 }
 
-// Ready returns ErrEncoding, a *NewerError if a newer program has migrated the file, and
+// ErrReadOnly: the file cannot be written: its rights, or those of its directory, or query_only.
+var ErrReadOnly = errors.New("the database is read-only: give the process the right to write the file and its directory, and leave query_only off")
+
+// Ready returns ErrEncoding, ErrReadOnly, a *NewerError if a newer program has migrated the file, and
 // ErrNotMigrated if its tables are not those of this version. For the latter it compares the
 // tables, not the recorded version.
 func (d *DB) Ready(ctx context.Context) error { return d.ReadyFor(ctx, provider.AnyService) }
@@ -52,6 +55,9 @@ func (d *DB) Ready(ctx context.Context) error { return d.ReadyFor(ctx, provider.
 // ReadyFor implements provider.ReadyChecker. It is Ready: every service has all rights on a file.
 func (d *Provider) ReadyFor(ctx context.Context, _ provider.Service) error {
 	err := checkFile(ctx, d.users)
+	if err == nil {
+		err = d.users.checkWritable(ctx)
+	}
 	if err == nil {
 		err = d.users.warmUp(ctx)
 	}
@@ -82,6 +88,36 @@ func checkFile(ctx context.Context, q querier) error {
 		return &NewerError{Database: version, Program: known}
 	}
 	return err
+}
+
+// checkWritable returns ErrReadOnly if a connection of the pool cannot write.
+func (p *pool) checkWritable(ctx context.Context) error {
+	conn, err := p.db.Conn(ctx)
+	if err != nil {
+		return explain(err)
+	}
+	defer func() { _ = conn.Close() }()
+	return checkWritable(ctx, conn)
+}
+
+func checkWritable(ctx context.Context, conn *sql.Conn) error {
+	var queryOnly, readOnly bool
+	err := conn.QueryRowContext(ctx, `pragma query_only`).Scan(&queryOnly)
+	if err != nil {
+		return explain(err)
+	}
+	err = conn.Raw(func(c any) (err error) {
+		if c, ok := c.(interface {
+			IsReadOnly(schema string) (bool, error)
+		}); ok {
+			readOnly, err = c.IsReadOnly("main")
+		}
+		return err
+	})
+	if queryOnly || readOnly {
+		return ErrReadOnly
+	}
+	return explain(err)
 }
 
 func (d *Provider) migrate(ctx context.Context) (err error) {

@@ -95,6 +95,9 @@ func probe(ctx context.Context, db *sql.DB) (path string, err error) {
 	if mode != "wal" {
 		return "", fmt.Errorf(`its journal mode is %s: open it with "_pragma=journal_mode(wal)"`, mode)
 	}
+	if err := checkWritable(ctx, conn); err != nil {
+		return "", err
+	}
 	return file.String, probeImmediate(ctx, conn, file.String)
 }
 

@@ -103,6 +103,24 @@ func pooled(t *testing.T, path string, params url.Values) *sql.DB {
 
 var immediate = url.Values{"_txlock": {"immediate"}, "_pragma": {"busy_timeout(1234)", "journal_mode(wal)"}}
 
+// No service starts on a file that it cannot write.
+func TestAReadOnlyFileIsNotReady(t *testing.T) {
+	t.Parallel()
+	for name, params := range map[string]url.Values{
+		"mode=ro":    {"_txlock": {"immediate"}, "mode": {"ro"}},
+		"query_only": {"_txlock": {"immediate"}, "_pragma": {"query_only(1)"}},
+	} {
+		_, err := sqlite.New(pooled(t, migrated(t), params), nil)
+		require.ErrorIs(t, err, sqlite.ErrReadOnly, name)
+	}
+	db := open(t, nil)
+	require.NoError(t, db.Ready(t.Context()))
+	db.SQL().SetMaxOpenConns(1) // the pragma is of a connection
+	_, err := db.SQL().ExecContext(t.Context(), `pragma query_only = 1`)
+	require.NoError(t, err)
+	require.ErrorIs(t, db.Ready(t.Context()), sqlite.ErrReadOnly)
+}
+
 func TestNewRefuses(t *testing.T) {
 	t.Parallel()
 	_, err := sqlite.New(nil, nil)

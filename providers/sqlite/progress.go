@@ -312,6 +312,8 @@ insert into kinora_leases (name, token, holder, expires_at) values (?1, ?2, ?3, 
 on conflict (name) do update set token = excluded.token, holder = excluded.holder, expires_at = excluded.expires_at
 where token = excluded.token or expires_at <= ` + clock
 
+	deleteLeases = `delete from kinora_leases where expires_at < ` + clock + ` - 3600000`
+
 	leaseNames = `select name from kinora_leases where name >= ?1 and substr(name, 1, length(?1)) = ?1 and expires_at > ` + clock + ` order by name`
 
 	releaseLease = `delete from kinora_leases where name = ?1 and token = ?2`
@@ -324,7 +326,9 @@ func (d *Provider) AcquireLease(ctx context.Context, name string, t claim.Terms)
 	}
 	err = d.writeTx(unsynced(ctx), func(u *unit) error {
 		n, err := u.changed(ctx, acquireLease, name, t.Token[:], t.Holder, millis(t.Lease))
-		acquired = n == 1
+		if acquired = n == 1; err == nil && acquired {
+			_, err = u.exec(ctx, deleteLeases)
+		}
 		return err
 	})
 	return result(acquired, "acquire the lease on "+name, err)
