@@ -47,7 +47,7 @@ type unit struct {
 
 func (w *worker) newUnit(msgs []*inbound) *unit {
 	g := w.generation()
-	intent := provider.Unit{Projector: w.name, Generation: g.Generation, Messages: messagesOf(msgs)}
+	intent := provider.Unit{Projector: w.name, Generation: g.Generation, Messages: messagesOf(msgs), Timeout: w.runner.cfg.Timeout}
 	// Output of a message that is applied already must not be sent again.
 	intent.Once = w.emits && !w.keeps.Atomic
 	u := &unit{worker: w, msgs: msgs, intent: intent, suffix: g.Suffix}

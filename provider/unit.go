@@ -1,5 +1,7 @@
 package provider
 
+import "time"
+
 // Unit describes one transaction of a projector. Its messages are either all deliveries or all
 // parked ones.
 type Unit struct {
@@ -27,6 +29,9 @@ type Unit struct {
 	Restore bool
 	// Checkpointed: the projector has a checkpoint. If the read model's store has none, it has lost it.
 	Checkpointed bool
+	// Timeout, if not zero, is how long each handler may take. A store whose statements wait for locks lets one wait for
+	// half of it, at most: the error is then ClassTransient, as the message is not to blame.
+	Timeout time.Duration
 	// Serial: the unit waits until no other serial unit of the projector is open. Runners set it
 	// after deadlocks.
 	Serial bool

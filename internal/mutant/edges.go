@@ -75,4 +75,10 @@ var edges = []Mutant{
 		},
 		Tests: []Test{{"./outbox", "TestTheNameOfARelayMustBeStorable"}, {"./projector", "TestAVersionMustBeStorable"}},
 	},
+	{
+		Name:  "lock_wait_blamed",
+		What:  "a message whose handler waits for a lock until its time is over has failed",
+		Edits: []Edit{{File: "providers/postgres/open.go", Old: "if w.Timeout > 0 {", New: "if false {"}},
+		Tests: []Test{{"./providers/postgres", "TestAHandlerThatWaitsForALockIsNotToBlame"}},
+	},
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
@@ -16,6 +17,7 @@ import (
 // message whose predecessor was parked by such a unit must find the hold.
 const (
 	fenceSQL     = `select pg_advisory_xact_lock_shared($1::int, $2::int)`
+	lockLimitSQL = `select set_config('lock_timeout', $1::text, true) where current_setting('lock_timeout') = '0'`
 	exclusiveSQL = `select pg_advisory_xact_lock($1::int, $2::int)`
 
 	// In one round trip the opening cannot decide which statements the handlers queue. Therefore
@@ -169,8 +171,12 @@ func queueRows(b *pgx.Batch, row []any, found func(), sql string, args ...any) {
 	})
 }
 
+// queueFence queues the beginning of the opening. A lock_timeout of the operator stays.
 func (w *unit) queueFence(b *pgx.Batch) {
 	key := w.db.fence(w.Projector)
+	if w.Timeout > 0 {
+		b.Queue(lockLimitSQL, itoa(min(max(w.Timeout.Milliseconds()/2, 1), math.MaxInt32)))
+	}
 	b.Queue(fenceSQL, lockClassFence, key)
 	if w.Serial {
 		b.Queue(exclusiveSQL, lockClassSerial, key)

@@ -2,7 +2,9 @@ package postgres_test
 
 import (
 	"context"
+	"math"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -83,4 +85,39 @@ func TestALateHandlerThatReturnsKeepsNoConnection(t *testing.T) {
 	require.NoError(t, do(t.Context(), db, provider.Unit{Projector: "p"}, func(ctx context.Context, tx pgx.Tx) ([]outbox.Message, error) {
 		return nil, add(ctx, tx, "k", 1)
 	}))
+}
+
+// A handler that waits for a lock ends before its time is over, and its message is not to blame. An operator's lock_timeout
+// stays (TestHandlersKeepTheOperatorsLockTimeout).
+func TestAHandlerThatWaitsForALockIsNotToBlame(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.OpenBusy(t, nil, totals)
+	_, err := db.Pool().Exec(t.Context(), addSQL, "k", 1)
+	require.NoError(t, err)
+	other, err := db.Pool().Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { require.NoError(t, other.Rollback(context.WithoutCancel(t.Context()))) }()
+	_, err = other.Exec(t.Context(), addSQL, "k", 1)
+	require.NoError(t, err)
+	limits := map[time.Duration]string{0: "0", time.Minute: "30s", math.MaxInt64: "2147483647ms"}
+	for timeout, want := range limits {
+		work := marked("m")
+		work.Timeout = timeout
+		require.NoError(t, do(t.Context(), db, work, func(ctx context.Context, tx pgx.Tx) ([]outbox.Message, error) {
+			var is string
+			err := tx.QueryRow(ctx, `show lock_timeout`).Scan(&is)
+			require.Equal(t, want, is)
+			return nil, err
+		}))
+		_, err = db.Pool().Exec(t.Context(), `delete from kinora.markers`)
+		require.NoError(t, err)
+	}
+	work := marked("m")
+	work.Timeout = 2 * time.Millisecond // the unit itself has no limit here
+	for form, run := range forms {
+		err = run(t.Context(), db, work, "k")
+		require.Equal(t, provider.ClassTransient, provider.ClassOf(err), "%s: %v", form, err)
+		require.Equal(t, "55P03", provider.CodeOf(err), form)
+	}
+	require.Zero(t, count(t, db, `select count(*) where current_setting('lock_timeout') <> '0'`))
 }
