@@ -81,4 +81,10 @@ var edges = []Mutant{
 		Edits: []Edit{{File: "providers/postgres/open.go", Old: "if w.Timeout > 0 {", New: "if false {"}},
 		Tests: []Test{{"./providers/postgres", "TestAHandlerThatWaitsForALockIsNotToBlame"}},
 	},
+	{
+		Name:  "silent_migrator",
+		What:  "a migrator that waits for another one does not say so",
+		Edits: []Edit{{File: "providers/postgres/migrate.go", Old: "defer db.sayWhoBlocks(ctx, pid)()", New: "defer db.sayWhoBlocks(ctx, 0*pid)()"}},
+		Tests: []Test{{"./providers/postgres", "TestMigrateSaysWhoHasTheLock"}},
+	},
 }

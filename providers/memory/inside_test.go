@@ -53,8 +53,8 @@ func TestACallInsideATransactionIsRefused(t *testing.T) {
 		return nil
 	}
 	for name, begin := range map[string]func(fn func(context.Context, *memory.Model) error) error{
-		"Transact": func(fn func(context.Context, *memory.Model) error) error { return db.Transact(t.Context(), fn) },
-		"Do":       func(fn func(context.Context, *memory.Model) error) error { return unit(t.Context(), db, fn) },
+		"Transact": func(fn func(context.Context, *memory.Model) error) error { return db.Transact(patience.Context(t), fn) },
+		"Do":       func(fn func(context.Context, *memory.Model) error) error { return unit(patience.Context(t), db, fn) },
 	} {
 		require.NoError(t, begin(inside), name)
 		for call, fn := range calls {

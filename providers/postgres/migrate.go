@@ -5,10 +5,13 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"log/slog"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/provider"
 )
 
 //go:embed migrations/00001_kinora.sql
@@ -82,7 +85,8 @@ const (
 )
 
 // Migrate brings the schema up to date, in one transaction on a separate connection. Any number of
-// migrators may run at once; all succeed. The role needs the right to create the schema, or to
+// migrators may run at once; all succeed: one waits for another until ctx ends. While it waits for a lock, it logs who has
+// the lock, through slog.Default. The role needs the right to create the schema, or to
 // create in it. Migrate changes nothing and returns a *NewerError if a newer program has migrated
 // the schema, ErrEncoding if the database is not encoded as UTF-8, and ErrReadOnly on a standby.
 func (db *DB) Migrate(ctx context.Context) error {
@@ -93,6 +97,11 @@ func (db *DB) Migrate(ctx context.Context) error {
 	defer closeConn(ctx, conn)
 	// Each statement must see what the migrator before it has committed.
 	err = pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		var pid int
+		if err := tx.QueryRow(ctx, `select pg_backend_pid()`).Scan(&pid); err != nil {
+			return err
+		}
+		defer db.sayWhoBlocks(ctx, pid)()
 		if _, err := tx.Exec(ctx, lockMigrationSQL, lockClassMigrate, lockKey(db.cfg.Schema)); err != nil {
 			return fmt.Errorf("lock: %w", err)
 		}
@@ -113,6 +122,42 @@ func (db *DB) Migrate(ctx context.Context) error {
 		return fmt.Errorf("migrate: %w", err)
 	}
 	return nil
+}
+
+const blockersSQL = `
+select x.pid, coalesce(b.application_name, ''), coalesce(b.usename::text, ''), coalesce(b.state, 'prepared'), b.xact_start
+from unnest(pg_blocking_pids($1::int)) x(pid) left join pg_stat_activity b on b.pid = x.pid`
+
+const (
+	blockedFor   = 2 * time.Second // before the first line about what a migration waits for
+	blockedEvery = 30 * time.Second
+)
+
+// sayWhoBlocks logs what the session of a migration waits for, until it is stopped.
+func (db *Provider) sayWhoBlocks(ctx context.Context, pid int) (stop func()) {
+	ctx, stop = context.WithCancel(ctx)
+	go func() {
+		for wait := blockedFor; ; wait = blockedEvery {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(wait):
+			}
+			rows, err := db.pool.Query(ctx, blockersSQL, pid)
+			if err != nil {
+				continue
+			}
+			var by provider.Backend
+			var blocker int
+			var since *time.Time
+			_, _ = pgx.ForEachRow(rows, []any{&blocker, &by.Application, &by.User, &by.State, &since}, func() error {
+				slog.Warn("the migration waits for a lock", "schema", db.cfg.Schema, //nolint:sloglint // Config has no logger
+					"pid", blocker, "application", by.Application, "user", by.User, "state", by.State, "since", timeAt(since))
+				return nil
+			})
+		}
+	}()
+	return stop
 }
 
 // up applies the migrations that the schema does not have. The first of all makes version 1.

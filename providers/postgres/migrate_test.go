@@ -1,12 +1,15 @@
 package postgres_test
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
 )
@@ -40,4 +43,33 @@ func TestMigrateNamesTheVersionThatFails(t *testing.T) {
 	require.ErrorContains(t, err, fmt.Sprintf("version %d: ERROR: relation \"events\" already exists", len(later)))
 	require.NoError(t, db.Ready(t.Context()))
 	require.Equal(t, len(later)-1, count(t, db, `select count(*) from kinora.migrations`))
+}
+
+// A migrator that waits for another one says for whom, and waits no longer than its context. It is not parallel: it
+// replaces the default logger.
+func TestMigrateSaysWhoHasTheLock(t *testing.T) {
+	db := postgrestest.OpenBusy(t, nil)
+	hung, err := db.Pool().Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { require.NoError(t, hung.Rollback(context.WithoutCancel(t.Context()))) }()
+	_, err = hung.Exec(t.Context(), `lock table kinora.migrations`) // as a migrator that hangs
+	require.NoError(t, err)
+	text, writer := make(chan string, 10), slog.Default()
+	defer slog.SetDefault(writer)
+	slog.SetDefault(slog.New(slog.NewTextHandler(lines(text), nil)))
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- db.Migrate(ctx) }()
+	line := patience.Receive(t, text, "a line of the log")
+	stop()
+	require.ErrorIs(t, patience.Receive(t, ended, "the migrator to end"), context.Canceled)
+	require.Contains(t, line, fmt.Sprintf("pid=%d ", hung.Conn().PgConn().PID()))
+}
+
+// lines is a writer that sends the lines of a log.
+type lines chan string
+
+func (l lines) Write(line []byte) (int, error) {
+	l <- string(line)
+	return len(line), nil
 }

@@ -76,7 +76,7 @@ func refusesCallsInside(t *testing.T, db *sqlite.DB, owned bool) {
 	}
 	var kept context.Context
 	for name, begin := range map[string]func(ctx context.Context, fn func(context.Context, *sql.Tx) error) error{"Transact": db.Transact, "Do": inUnit} {
-		require.NoError(t, begin(t.Context(), func(ctx context.Context, _ *sql.Tx) error {
+		require.NoError(t, begin(patience.Context(t), func(ctx context.Context, _ *sql.Tx) error {
 			for call, fn := range calls {
 				err := fn(ctx)
 				require.ErrorIs(t, err, provider.ErrInTransaction, "%s inside %s", call, name)

@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"path"
 	"strings"
+	"time"
 
 	"github.com/kinora-go/kinora/provider"
 	"modernc.org/sqlite"
@@ -31,7 +33,8 @@ const (
 )
 
 // Migrate brings the file's tables up to date, through a connection of its own. It is one transaction: others
-// see all of it or nothing, and of several migrators at once one does the work while the others wait. If a newer program has
+// see all of it or nothing, and of several migrators at once one does the work while the others wait until ctx ends, and log
+// that they wait (slog.Default). If a newer program has
 // migrated the file, Migrate changes nothing and returns a *NewerError; if the file is not encoded as UTF-8, ErrEncoding.
 func (d *DB) Migrate(ctx context.Context) error {
 	err := d.migrate(ctx)
@@ -132,10 +135,14 @@ func (d *Provider) migrate(ctx context.Context) (err error) {
 	db.SetMaxOpenConns(1)
 	defer func() { err = errors.Join(err, db.Close()) }() // rolls back
 	// The write lock comes before the look at the version, so that migrators run one after another.
+	say := time.AfterFunc(2*time.Second, func() {
+		slog.Warn("the migration waits for the write lock of the file, which another connection or process has", "file", d.path)
+	})
 	err = retryBusy(ctx, func() error {
 		_, err := db.ExecContext(ctx, `begin immediate`)
 		return err
 	})
+	say.Stop()
 	if err == nil {
 		err = checkFile(ctx, &pool{db: db})
 	}
