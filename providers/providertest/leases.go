@@ -74,28 +74,30 @@ func leaseOfOne(s *stage) {
 
 func oldLeases(s *stage) {
 	names := func() (names []string) {
-		all, err := s.db.(provider.Operations).Survey(s.ctx, 10)
+		all, err := s.db.(provider.Operations).Survey(s.ctx, 1000)
 		s.ok(err, "survey")
-		for _, l := range all.Leases {
-			names = append(names, strings.TrimPrefix(l.Name, s.name))
+		for _, l := range all.Leases { // other cases have leases too
+			if name, mine := strings.CutPrefix(l.Name, s.name+"/"); mine {
+				names = append(names, name)
+			}
 		}
 		slices.Sort(names)
 		return names
 	}
 	killed := terms(time.Minute)
-	for _, name := range []string{"killed/a", "killed/b", "back"} {
+	for _, name := range []string{"/killed/a", "/killed/b", "/back"} {
 		s.leased("of a process that is killed", name, killed, true)
 	}
 	s.advance(50 * time.Minute)
 	long := terms(3 * time.Hour)
-	s.leased("that lives", "long", long, true)
+	s.leased("that lives", "/long", long, true)
 	s.advance(20 * time.Minute)
-	s.leased("that lives", "long", long, true)
+	s.leased("that lives", "/long", long, true)
 	s.advance(10 * time.Minute)
-	s.leased("of a process that comes back", "back", terms(time.Hour), true)
-	s.leased("that ended lately", "late", terms(time.Minute), true)
+	s.leased("of a process that comes back", "/back", terms(time.Hour), true)
+	s.leased("that ended lately", "/late", terms(time.Minute), true)
 	s.advance(50 * time.Minute)
-	s.leased("of another process", "other", terms(time.Minute), true)
+	s.leased("of another process", "/other", terms(time.Minute), true)
 	same(s, "leases", names(), []string{"back", "late", "long", "other"})
 }
 
