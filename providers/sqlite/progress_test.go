@@ -81,7 +81,7 @@ func TestProgressPlans(t *testing.T) {
 		{"lease", func() {
 			ok(db.AcquireLease(ctx, "reader", claim.Terms{Token: claim.NewToken(), Lease: time.Minute}))
 			ok(nil, db.ReleaseLease(ctx, "reader", claim.NewToken()))
-		}, [][]string{nil, nil, nil, nil, {"SEARCH kinora_leases USING PRIMARY KEY (name=?)"}, nil}},
+		}, [][]string{nil, nil, nil, nil, nil, {"SEARCH kinora_leases USING PRIMARY KEY (name=?)"}, nil}},
 	} {
 		requirePlans(t, db, c.name, tr.during(c.run), c.plans)
 	}
