@@ -16,8 +16,9 @@ import (
 // concurrent units with the same markers. Only then the unit checks which lanes are held: a
 // message whose predecessor was parked by such a unit must find the hold.
 const (
-	fenceSQL     = `select pg_advisory_xact_lock_shared($1::int, $2::int)`
-	lockLimitSQL = `select set_config('lock_timeout', $1::text, true) where current_setting('lock_timeout') = '0'`
+	fenceSQL = `
+select case when $3::text <> '' and current_setting('lock_timeout') = '0' then set_config('lock_timeout', $3::text, true) end,
+	pg_advisory_xact_lock_shared($1::int, $2::int)`
 	exclusiveSQL = `select pg_advisory_xact_lock($1::int, $2::int)`
 
 	// In one round trip the opening cannot decide which statements the handlers queue. Therefore
@@ -173,11 +174,11 @@ func queueRows(b *pgx.Batch, row []any, found func(), sql string, args ...any) {
 
 // queueFence queues the beginning of the opening. A lock_timeout of the operator stays.
 func (w *unit) queueFence(b *pgx.Batch) {
-	key := w.db.fence(w.Projector)
+	key, limit := w.db.fence(w.Projector), ""
 	if w.Timeout > 0 {
-		b.Queue(lockLimitSQL, itoa(min(max(w.Timeout.Milliseconds()/2, 1), math.MaxInt32)))
+		limit = itoa(min(max(w.Timeout.Milliseconds()/2, 1), math.MaxInt32))
 	}
-	b.Queue(fenceSQL, lockClassFence, key)
+	b.Queue(fenceSQL, lockClassFence, key, limit)
 	if w.Serial {
 		b.Queue(exclusiveSQL, lockClassSerial, key)
 	}
