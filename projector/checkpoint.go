@@ -303,7 +303,7 @@ func (r *reader) attach(ctx context.Context) error {
 		return err
 	}
 	r.at, r.read, r.asked, r.next, r.verified, r.server = to, to.Place.Position, 0, nil, now, ""
-	r.applied, r.chases = r.serving.Applied, false
+	r.applied, r.chases, r.atHead = r.serving.Applied, false, false
 	r.stood, r.retrying = time.Time{}, time.Time{}
 	clear(r.waiting)
 	r.nearEnd, r.endSeen, r.late = false, time.Time{}, lateOf(&to)

@@ -2,6 +2,7 @@ package projector_test
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -9,8 +10,10 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
+	"github.com/kinora-go/kinora/providers/memory"
 	"github.com/stretchr/testify/require"
 )
 
@@ -165,6 +168,51 @@ func TestAVerificationAfterOneThatWasKilled(t *testing.T) {
 		_, err = p.Verify(t.Context(), db, projector.Verification{}, nil)
 		require.NoError(t, err)
 		require.Greater(t, time.Since(began), 10*time.Second)
+		require.NoError(t, stop())
+	})
+}
+
+// polled counts the questions to a log.
+type polled struct {
+	*memory.DB
+	pages, heads atomic.Int64
+}
+
+func (p *polled) LogPage(ctx context.Context, q provider.LogQuery) (provider.LogPage, error) {
+	p.pages.Add(1)
+	return p.DB.LogPage(ctx, q)
+}
+
+func (p *polled) LogPosition(ctx context.Context, from eventstore.From) (int64, error) {
+	p.heads.Add(1)
+	return p.DB.LogPosition(ctx, from)
+}
+
+// Readers that have no work ask once a second where the log ends, all projectors of a runner together. An event
+// of another process is seen within a second and a half.
+// Promise: G7.1
+func TestIdleProjectorsShareAQuestion(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		own := newDB(t)
+		db := &polled{DB: own}
+		var ps []*projector.Projector[txn]
+		for i := range 50 {
+			ps = append(ps, named(fmt.Sprint("p", i), projector.Options{}, note(fmt.Sprint("p", i))))
+		}
+		write(t, own, "a-1", 1)
+		log := struct{ provider.Log }{db} // it does not wake readers, as if the appends were of another process
+		stop := start(t, newRunner(t, own, projector.FromLog(log), projector.RunnerConfig{}, ps...))
+		time.Sleep(time.Minute)
+		pages, heads := db.pages.Load(), db.heads.Load()
+		time.Sleep(time.Minute)
+		require.Equal(t, pages, db.pages.Load(), "no reader has read a page")
+		require.InDelta(t, 60, db.heads.Load()-heads, 10)
+		write(t, own, "a-1", 2)
+		time.Sleep(1500 * time.Millisecond)
+		for i := range ps {
+			require.Equal(t, upTo(2), noted(own, fmt.Sprint("p", i), "a-1"))
+		}
 		require.NoError(t, stop())
 	})
 }

@@ -59,6 +59,8 @@ type reader struct {
 	assigned chan struct{}       // receives when the projection feeds another generation
 	at       provider.Checkpoint // as this reader has written it
 	read     int64               // every event up to it is applied; may be behind at.Place
+	atHead   bool                // there were no others when it was read
+	resting  bool                // it has had no work for some time
 	server   string              // LogPage.Server of the last page
 	verified time.Time           // when the log was last compared with the checkpoint
 	suspects int                 // number of next events that may have been in flight when a reader crashed
@@ -220,10 +222,11 @@ func (r *reader) serve(ctx, hard context.Context) error {
 		default:
 			pause = min(2*pause, readMax)
 		}
+		r.resting = pause == readMax
 		select {
 		case <-ctx.Done():
 		case <-appended:
-			pause = readMin
+			pause, r.resting = readMin, false
 		case <-r.assigned:
 		case <-time.After(pause):
 		}
@@ -317,6 +320,11 @@ const idleAdvance = 1000
 
 // catchUpPage applies a page of settled events, and moves the checkpoint.
 func (r *reader) catchUpPage(ctx, hard context.Context) (more bool, err error) {
+	if r.atHead && r.resting && r.mayRest() {
+		if head, err := r.runner.head(ctx); err == nil && head == r.read {
+			return false, nil
+		}
+	}
 	page, msgs, err := r.readPage(ctx)
 	if err == nil {
 		err = r.check(ctx, &page)
@@ -349,7 +357,7 @@ func (r *reader) catchUpPage(ctx, hard context.Context) (more bool, err error) {
 			return false, err
 		}
 	}
-	r.read = page.End.Position
+	r.read, r.atHead = page.End.Position, !page.More && len(page.Waiting) == 0
 	r.applied += int64(len(msgs))
 	r.endRestored(wasRestored)
 	switch {
@@ -387,6 +395,31 @@ func (r *reader) catchUpPage(ctx, hard context.Context) (more bool, err error) {
 		return false, nil
 	}
 	return true, r.setMode(ctx, provider.ModeClosing)
+}
+
+// mayRest reports whether a reader that has applied all events only waits for others.
+func (r *reader) mayRest() bool {
+	return r.isSource && r.serving.isLive() && !r.serving.isReplaying() && !r.serving.shared && r.before == nil && !r.isRestored()
+}
+
+// headAge is how old the head of the log may be that readers without work compare with.
+const headAge = 100 * time.Millisecond
+
+// head returns the position of the last visible event, for all readers of the runner that have no work: then a
+// hundred projectors ask no more than one.
+func (r *Runner) head(ctx context.Context) (int64, error) {
+	r.heads.Lock()
+	defer r.heads.Unlock()
+	if now := r.cfg.Clock(); r.headRead.IsZero() || now.Sub(r.headRead) >= headAge {
+		limited, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+		defer cancel()
+		position, err := r.log.LogPosition(limited, eventstore.From{Now: true})
+		if err != nil {
+			return 0, err
+		}
+		r.headAt, r.headRead = position, now
+	}
+	return r.headAt, nil
 }
 
 // isToAdvance reports whether the checkpoint moves to the end of a page without messages. A segment

@@ -47,6 +47,9 @@ type Runner struct {
 	operations  provider.Operations // nil: the store has none
 	loops       pulse.Loops
 	brakes      brakes
+	heads       sync.Mutex // protects the next two: see head
+	headAt      int64
+	headRead    time.Time
 }
 
 // NewRunner returns a runner that applies the messages of src to ps, in transactions of db. It

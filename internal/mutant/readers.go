@@ -3,6 +3,12 @@ package mutant
 // readers lists the mutants of the readers of the log, and of deliveries that they complete.
 var readers = []Mutant{
 	{
+		Name:  "each_reader_asks",
+		What:  "each reader without work asks the log for itself",
+		Edits: []Edit{{File: "projector/reader.go", Old: "if now := r.cfg.Clock(); r.headRead.IsZero() || now.Sub(r.headRead) >= headAge {", New: "if now := r.cfg.Clock(); true {"}},
+		Tests: []Test{{"./projector", "TestIdleProjectorsShareAQuestion"}},
+	},
+	{
 		Name: "checkpoint_at_the_head",
 		What: "the checkpoint of a live projector moves to the head of the log, not to the end of the events that are old enough",
 		Edits: []Edit{{File: "projector/complete.go", Old: "	if len(page.Events) > 0 || page.End.Position-r.at.Place", New: `	if head, err := r.log.LogPosition(ctx, eventstore.From{Now: true}); err == nil && len(page.Events) > 0 {

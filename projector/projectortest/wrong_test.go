@@ -251,7 +251,7 @@ func TestFindsARepositoryOutsideOfTheTransaction(t *testing.T) {
 			}))
 		}
 		text := failure(t, func(t testing.TB) { kit.Given(t, oneStream...) })
-		require.Contains(t, text, "If the handler uses a repository or a pool, it waits for its own transaction")
+		require.Contains(t, text, "ctx: is that of an open transaction, for which the call would wait: use the transaction")
 	})
 	t.Run("memory", func(t *testing.T) {
 		t.Parallel()
@@ -265,7 +265,7 @@ func TestFindsARepositoryOutsideOfTheTransaction(t *testing.T) {
 				}))
 		}
 		text := failure(t, func(t testing.TB) { kit.Given(t, oneStream...) })
-		require.Contains(t, text, "If the handler uses a repository or a pool, it waits for its own transaction")
+		require.Contains(t, text, "ctx: is that of an open transaction, for which the call would wait: use the transaction")
 	})
 	t.Run("right", func(t *testing.T) {
 		t.Parallel()

@@ -153,22 +153,29 @@ func TestFromNowMissesNoOpenAppend(t *testing.T) {
 	require.NoError(t, stop())
 }
 
-// pageTimes is a log that reports when the reading of each page began.
-type pageTimes struct {
+// pollTimes is a log that reports when each question of a reader began: for a page, or for the end of the log.
+type pollTimes struct {
 	*postgres.DB
 	began chan time.Time
 	end   chan struct{} // closed: it reports no more
 }
 
-func (l *pageTimes) LogPage(ctx context.Context, q provider.LogQuery) (provider.LogPage, error) {
-	at := time.Now()
-	page, err := l.DB.LogPage(ctx, q)
+func (l *pollTimes) report(ctx context.Context, at time.Time) {
 	select {
 	case l.began <- at:
 	case <-l.end:
 	case <-ctx.Done():
 	}
-	return page, err
+}
+
+func (l *pollTimes) LogPage(ctx context.Context, q provider.LogQuery) (provider.LogPage, error) {
+	defer l.report(ctx, time.Now())
+	return l.DB.LogPage(ctx, q)
+}
+
+func (l *pollTimes) LogPosition(ctx context.Context, from eventstore.From) (int64, error) {
+	defer l.report(ctx, time.Now())
+	return l.DB.LogPosition(ctx, from)
 }
 
 // An append through the same DB, or a notification of another process, wakes the reader. Without
@@ -190,17 +197,17 @@ func TestAReaderAppliesAnEventSoonAfterItsAppend(t *testing.T) {
 			if c.listens {
 				listen(t, db, nil, true)
 			}
-			log := &pageTimes{db, make(chan time.Time), make(chan struct{})}
+			log := &pollTimes{db, make(chan time.Time), make(chan struct{})}
 			_, stop := runListed(t, db, projector.FromLog(log), projector.RunnerConfig{}, listed(projector.Options{}))
 			n := 0
-			pause := func() time.Duration { // from the last page before an append to the next one
+			pause := func() time.Duration { // from the last poll before an append to the next one
 				var last time.Time
 				for range 10 { // its pauses double, so the next one would be a second
-					last = patience.Receive(t, log.began, "a page")
+					last = patience.Receive(t, log.began, "a poll")
 				}
 				n++
 				appendCounted(t, from, n, n)
-				return patience.Receive(t, log.began, "the page after the append").Sub(last)
+				return patience.Receive(t, log.began, "the poll after the append").Sub(last)
 			}
 			if c.other && !c.listens {
 				require.GreaterOrEqual(t, pause(), time.Second, "the reader polls: otherwise this test shows nothing")

@@ -54,7 +54,7 @@ func (d *Provider) notInside(ctx context.Context) error {
 // has no connection while it waits for the first.
 func (d *Provider) begin(ctx context.Context, limit time.Duration) (*unit, error) {
 	if err := d.notInside(ctx); err != nil {
-		return nil, fmt.Errorf("%s: %w", beginning, err)
+		return nil, fmt.Errorf("begin: %w", err)
 	}
 	wait := ctx
 	if limit > 0 {
