@@ -86,8 +86,8 @@ var stores = []Mutant{
 		What: "a unit of work does not take its projector's fence",
 		Edits: []Edit{{
 			File: "providers/postgres/open.go",
-			Old:  "select pg_advisory_xact_lock_shared($1::int, $2::int)",
-			New:  "select $1::int, $2::int",
+			Old:  "	pg_advisory_xact_lock_shared($1::int, $2::int)",
+			New:  "	$1::int, $2::int",
 		}},
 		Tests: []Test{{"./providers/postgres", "TestUnitsAndASwitchOfGenerationsWaitForEachOther"}},
 		Cells: []string{"rebuild"},
