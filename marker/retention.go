@@ -9,8 +9,8 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// DefaultHorizon is the default of Retention.Horizon: brokers usually keep messages that long.
-const DefaultHorizon = 7 * 24 * time.Hour
+// defaultHorizon is the default of Retention.Horizon: brokers usually keep messages that long.
+const defaultHorizon = 7 * 24 * time.Hour
 
 // margin covers the time between an effect and a later publication of its message, and clocks
 // that differ.
@@ -33,7 +33,7 @@ type Retention struct {
 // than Horizon and a day, are ErrUnsafe.
 func (r Retention) WithDefaults() (Retention, error) {
 	if r.Horizon == 0 {
-		r.Horizon = DefaultHorizon
+		r.Horizon = defaultHorizon
 	}
 	if r.Horizon < 0 {
 		return r, fmt.Errorf("%w: horizon %s: must not be negative", ErrUnsafe, r.Horizon)

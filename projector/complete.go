@@ -296,7 +296,7 @@ func (w *worker) findPositions(ctx context.Context, msgs []*inbound) error {
 	var ids []string
 	for _, m := range msgs {
 		switch log := m.msg.Metadata[outbox.HeaderLog]; {
-		case m.malformed != nil, m.isForeign:
+		case m.malformed != nil, m.isForeign, m.isUnknown:
 		case log == named:
 			m.position = m.raw.Position
 		default:
@@ -333,7 +333,7 @@ func (w *worker) findLost(ctx context.Context, msgs []*inbound) {
 	own := *w.runner.logID.Load()
 	others := slices.DeleteFunc(slices.Clone(msgs), func(m *inbound) bool {
 		lineage, _, named := strings.Cut(m.msg.Metadata[outbox.HeaderLog], "/")
-		return m.isForeign || !named || lineage != own.Lineage || m.msg.Metadata[outbox.HeaderLog] == own.String()
+		return m.isForeign || m.isUnknown || !named || lineage != own.Lineage || m.msg.Metadata[outbox.HeaderLog] == own.String()
 	})
 	for tries := 1; ctx.Err() == nil; tries++ {
 		err := w.findPositions(ctx, others)

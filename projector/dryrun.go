@@ -77,10 +77,14 @@ func (r *Runner) dryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {
 	if err != nil {
 		return nil, err
 	}
+	received, err := r.receiveParked(ctx, rows)
+	if err != nil {
+		return nil, err
+	}
 	result := &DryRun{}
 	var msgs []*inbound
-	for _, row := range rows {
-		if m := p.acceptParked(row); m.aside != nil {
+	for i, row := range rows {
+		if m := p.acceptParked(received[i], row); m.aside != nil {
 			result.Failures = append(result.Failures, DryRunFailure{row, m.aside.cause})
 		} else {
 			msgs = append(msgs, m)

@@ -52,7 +52,7 @@ const (
 	codeUnregistered = "unregistered" // the type or its version is not registered; due once it is
 	codeUndecodable  = "undecodable"  // the data cannot be decoded as its type
 	codeNoHandler    = "no_handler"   // it was parked for a handler that this program does not have
-	codeNoEvent      = "no_event"     // the log was restored from a backup that does not have the event
+	codeNoEvent      = "no_event"     // the log does not have the event: it was restored from a backup, or the message is forged
 	codePanic        = "panic"
 	codeGoexit       = "goexit"  // the handler called runtime.Goexit
 	codeStuck        = "stuck"   // the handler did not return after its timeout
@@ -103,6 +103,10 @@ var (
 
 	errNoEvent = &Error{
 		Class: ClassPermanent, Code: codeNoEvent, Err: errors.New("the log no longer has the event: it was probably restored from a backup"),
+	}
+
+	errNotInLog = &Error{
+		Class: ClassPermanent, Code: codeNoEvent, Err: errors.New("the log has no event with this id: the message is forged, or its source must not be Untrusted"),
 	}
 
 	errPartly = &Error{Class: ClassPermanent, Code: provider.CodePartly, Err: errors.New("a part of its writes took effect, and cannot be undone")}

@@ -80,6 +80,7 @@ func safely(decoder Decoder, topic string, m *message.Message) (raw eventstore.R
 	one := m.CopyWithContext()
 	delete(one.Metadata, headerReplayed)
 	delete(one.Metadata, headerUUID)
+	delete(one.Metadata, headerUnknown)
 	return decoder(topic, one)
 }
 
@@ -89,7 +90,8 @@ func (d *received) deliveredHeaders() map[string]string {
 	h := d.msg.Metadata
 	_, replayed := h[headerReplayed]
 	_, named := h[headerUUID]
-	if !replayed && !named && d.id == d.msg.UUID {
+	_, unknown := h[headerUnknown]
+	if !replayed && !named && !unknown && d.id == d.msg.UUID {
 		return h
 	}
 	h = maps.Clone(h)
@@ -98,8 +100,12 @@ func (d *received) deliveredHeaders() map[string]string {
 	}
 	delete(h, headerReplayed)
 	delete(h, headerUUID)
+	delete(h, headerUnknown)
 	if d.id != d.msg.UUID {
 		h[headerUUID] = d.msg.UUID
+	}
+	if d.isUnknown {
+		h[headerUnknown] = "true"
 	}
 	return h
 }

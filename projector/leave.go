@@ -22,7 +22,7 @@ func (w *worker) leave(ctx context.Context, msgs []*inbound) []*inbound {
 		}
 		var rest []*inbound
 		for _, m := range msgs {
-			if !can || m.position == 0 {
+			if !can || m.position == 0 && !m.isUnknown { // who forges a message must not stop the others
 				rest = append(rest, m)
 				continue
 			}

@@ -24,15 +24,18 @@ type received struct {
 	id        string // its message id: that of its event, else that of msg
 	isForeign bool   // a Decoder has read it: it is not in the log
 	raw       eventstore.Raw
-	malformed error        // why raw is incomplete
-	key       string       // its ordering key, else its stream, else ""
-	log       string       // LogID.String, if isLogged
-	isLogged  bool         // it was read from the log, and is not acked
-	open      atomic.Int32 // projectors that have not finished it
+	malformed error  // why raw is incomplete
+	key       string // its ordering key, else its stream, else ""
+	log       string // LogID.String, if isLogged
+	isLogged  bool   // it was read from the log, and is not acked
+	isParked  bool
+	isUnknown bool             // the log has no event with its id; see untrusted.go
+	acked     *message.Message // msg as it was delivered
+	open      atomic.Int32     // projectors that have not finished it
 }
 
 func (r *Runner) receive(topic string, m *message.Message, projectors int) *received {
-	d := &received{topic: topic, msg: m, id: m.UUID}
+	d := &received{topic: topic, msg: m, acked: m, id: m.UUID}
 	if d.isForeign = r.cfg.Decode != nil && !isOwn(m.Metadata); d.isForeign {
 		d.decode(r.cfg.Decode)
 	} else {
@@ -56,11 +59,15 @@ func (d *received) headers() map[string]string {
 	if !d.isLogged {
 		return d.deliveredHeaders()
 	}
-	raw := &d.raw
+	return relayed(&d.raw, d.log)
+}
+
+// relayed returns the headers with which a relay publishes an event of the log.
+func relayed(raw *eventstore.Raw, log string) map[string]string {
 	m := provider.FromEvent(raw.Stream, raw.Version, eventstore.Draft{
 		ID: raw.ID, Type: raw.Type, Schema: raw.Schema, Metadata: raw.Metadata,
 	}, "")
-	m.SetPlace(raw.Position, d.log)
+	m.SetPlace(raw.Position, log)
 	h := m.Headers
 	h[outbox.HeaderKey] = raw.Stream
 	h[outbox.HeaderRecordedAt] = raw.RecordedAt.UTC().Format(time.RFC3339Nano)
@@ -75,7 +82,7 @@ const headerReplayed = "kinora_replayed"
 func (d *received) done() {
 	if d.open.Add(-1) == 0 && !d.isLogged {
 		crash.Point("ack: before")
-		d.msg.Ack()
+		d.acked.Ack()
 		crash.Point("ack: after")
 	}
 }
@@ -122,6 +129,11 @@ func (p *projection) accept(d *received, parked *Parked) *inbound {
 	}
 	refuse := func(why error) { m.aside = &aside{cause: why, attempts: attempts} }
 	switch known := p.types.Has(d.raw.Type); {
+	case d.isUnknown && parked == nil && (known && len(p.byType[d.raw.Type]) == 0 || !known && p.opts.Unknown == SkipUnknown):
+		return nil
+	case d.isUnknown:
+		m.mark = false
+		refuse(errNotInLog)
 	case d.malformed != nil && p.lacksDecoder(parked):
 		m.aside = &aside{cause: errNoDecoder, attempts: parked.Attempts}
 	case d.malformed != nil:
@@ -141,14 +153,8 @@ func (p *projection) accept(d *received, parked *Parked) *inbound {
 	return m
 }
 
-// acceptParked returns a parked message for its projector.
-func (p *projection) acceptParked(row Parked) *inbound {
-	msg := message.NewMessage(row.MessageID, row.Payload)
-	msg.Metadata = row.Headers
-	if id, ok := row.Headers[headerUUID]; ok {
-		msg.UUID = id
-	}
-	d := p.runner.receive(row.Topic, msg, 1)
+// acceptParked returns a parked message for its projector. d is that of receiveParked.
+func (p *projection) acceptParked(d *received, row Parked) *inbound {
 	if d.isForeign && d.key == "" { // the decoder took it from the context of the delivery
 		d.key, d.raw.Stream = row.Key, row.Key
 	}

@@ -71,16 +71,23 @@ func (r *Runner) due(ctx context.Context, f provider.DueFilter) (map[*worker][]*
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
 	rows, err := r.store.Due(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	received, err := r.receiveParked(ctx, rows)
+	if err != nil {
+		return nil, err
+	}
 	due, feeding := map[*worker][]*inbound{}, r.feeding()
-	for _, row := range rows {
+	for n, row := range rows {
 		of := provider.Build{Projector: row.Projector, Generation: row.Generation}
 		i := slices.IndexFunc(feeding, func(p *projection) bool { return p.build() == of })
 		if i >= 0 {
 			w := feeding[i].worker(row.Lane)
-			due[w] = append(due[w], feeding[i].acceptParked(row))
+			due[w] = append(due[w], feeding[i].acceptParked(received[n], row))
 		}
 	}
-	return due, err
+	return due, nil
 }
 
 // replay applies due parked messages. Those that only wait behind others run in units of many,

@@ -40,7 +40,7 @@ func (r *Runner) Handle(m *message.Message) error {
 	}
 	own := m.CopyWithContext() // the router may change m after Handle has returned
 	d := r.receive(message.SubscribeTopicFromCtx(ctx), own, len(r.projections))
-	if !dispatch(r.taking, ctx.Done(), d, r.projections) && r.taking.Err() == nil {
+	if !r.pass(ctx, d) && r.taking.Err() == nil {
 		return notTaken(ctx)
 	}
 	select {
@@ -54,6 +54,20 @@ func (r *Runner) Handle(m *message.Message) error {
 	default:
 		return errStopped
 	}
+}
+
+// pass gives a message to the workers, or with Untrusted to takeAhead. It returns false if ctx or the runner ends before.
+func (r *Runner) pass(ctx context.Context, d *received) bool {
+	if r.routed == nil {
+		return dispatch(r.taking, ctx.Done(), d, r.projections)
+	}
+	select {
+	case r.routed <- d:
+		return true
+	case <-ctx.Done():
+	case <-r.taking.Done():
+	}
+	return false
 }
 
 // awaitRunning waits until the runner has started.

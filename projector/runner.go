@@ -26,6 +26,7 @@ type Runner struct {
 	byName      map[string]*projection
 	store       storage
 	log         provider.Log // of the events; nil: there is none
+	events      provider.Log // in which untrusted.go looks; nil: there is none
 	logID       atomic.Pointer[provider.LogID]
 	cfg         RunnerConfig
 	id          string
@@ -37,6 +38,7 @@ type Runner struct {
 	ended       chan struct{}           // closed once Run has returned
 	taking      context.Context         // ends when Run takes no more messages; set before running is closed
 	end         context.CancelCauseFunc // ends Run with an error
+	routed      chan *received          // messages of Handle for takeAhead; nil: there is none; as taking
 	workers     atomic.Int64            // number of workers that were created
 	followSoon  chan struct{}           // requests a look at the generations
 	others      sync.Mutex              // protects projection.others
@@ -80,11 +82,14 @@ func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ..
 	if !ok {
 		return nil, errors.New("runner: the store keeps no parked messages: combine it with another store, provider.Combine(units, db)")
 	}
-	r.store, r.log = whole, src.log
-	if r.log == nil && !src.isZero() {
-		if r.log = r.cfg.Log; r.log == nil {
-			r.log = provider.LogOf(u)
+	r.store, r.events = whole, src.log
+	if r.events == nil {
+		if r.events = r.cfg.Log; r.events == nil {
+			r.events = provider.LogOf(u)
 		}
+	}
+	if !src.isZero() {
+		r.log = r.events
 	}
 	for _, p := range ps {
 		if p == nil {
@@ -111,6 +116,9 @@ func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ..
 		}
 		r.projections = append(r.projections, r.byName[p.name])
 		answer(r, u, p)
+	}
+	if err := r.checkUntrusted(); err != nil {
+		return nil, fmt.Errorf("runner: %w", err)
 	}
 	r.operations = provider.OperationsOf(u)
 	r.presence = presence.New(u, r.cfg.Clock, func(err error) { r.report(slog.LevelWarn, "runner not reported", err) }, r.reportSelf)
@@ -252,6 +260,11 @@ func (r *Runner) start(work, hard context.Context, subs []subscription, all *syn
 				r.end(err)
 			}
 		})
+	}
+	if r.src.router && r.cfg.Untrusted {
+		in, end := r.takeAhead(work, r.projections)
+		r.routed = in
+		all.Go(func() { <-work.Done(); end() })
 	}
 	if r.src.isZero() {
 		all.Go(func() { r.end(r.finish(work)) })

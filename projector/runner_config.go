@@ -48,6 +48,14 @@ type RunnerConfig struct {
 	Markers marker.Retention
 	// Decode decodes messages of other software. Nil means that they are parked as malformed.
 	Decode Decoder
+	// Untrusted takes each delivered event from the log (Log, or that of the store) by its id, with one read for all
+	// that wait: its type, schema, data, metadata, stream, version and position. A message whose id is not in the log
+	// is parked with the code no_event, without a marker, and holds no key. This includes all messages of other
+	// software and of other logs: give these a runner of their own. An event that is delivered early changes the order
+	// of its stream, unless the projector has Options.Ordered. Log must not be a replica, which may have an event
+	// later than the broker. Without Untrusted, who may publish may write the read models. Untrusted excludes Decode
+	// and Halt. A runner FromLog ignores it.
+	Untrusted bool
 	// Version is the version of the program, stored with parked messages. Empty means that of its
 	// build info.
 	Version string

@@ -119,6 +119,19 @@ func (s Source) open(ctx context.Context, all []*projection) (subs []subscriptio
 
 // read passes the messages of a subscription to the workers of its projectors until ctx ends.
 func (s subscription) read(ctx context.Context, r *Runner) error {
+	pass := func(d *received) bool { return dispatch(ctx, nil, d, s.projections) }
+	if r.cfg.Untrusted {
+		in, end := r.takeAhead(ctx, s.projections)
+		defer end()
+		pass = func(d *received) bool {
+			select {
+			case in <- d:
+				return true
+			case <-ctx.Done():
+				return false
+			}
+		}
+	}
 	for {
 		var m *message.Message
 		select {
@@ -129,7 +142,7 @@ func (s subscription) read(ctx context.Context, r *Runner) error {
 		if m == nil { // the channel is closed
 			return fmt.Errorf("the subscription to %s ended", s.topic)
 		}
-		if !dispatch(ctx, nil, r.receive(s.topic, m, len(s.projections)), s.projections) {
+		if !pass(r.receive(s.topic, m, len(s.projections))) {
 			return nil
 		}
 	}

@@ -27,6 +27,9 @@ type Log interface {
 	// may be any text.
 	LogPlaces(ctx context.Context, ids []string) (map[string]LogPlace, error)
 
+	// LogEvents returns those of the events that are in the log, by their ids. Ids may be any text.
+	LogEvents(ctx context.Context, ids []string) (map[string]eventstore.Raw, error)
+
 	// LogStreams returns, of each stream, the visible events up to a version that are behind a
 	// position, in order of position and as of one moment.
 	LogStreams(ctx context.Context, versions map[string]int64, after int64) ([]eventstore.Raw, error)

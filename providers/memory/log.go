@@ -143,6 +143,20 @@ func (db *Provider) LogStreams(ctx context.Context, versions map[string]int64, a
 	})
 }
 
+// LogEvents implements provider.Log.
+func (db *Provider) LogEvents(ctx context.Context, ids []string) (map[string]eventstore.Raw, error) {
+	return query(ctx, db, "read events by id", func(s *state, _ time.Time) map[string]eventstore.Raw {
+		events := map[string]eventstore.Raw{}
+		for _, id := range ids {
+			if at, ok := s.places.get(id); ok {
+				e, _ := s.log.get(at.position)
+				events[id] = own(e)
+			}
+		}
+		return events
+	})
+}
+
 // LogPlaces implements provider.Log.
 func (db *Provider) LogPlaces(ctx context.Context, ids []string) (map[string]provider.LogPlace, error) {
 	return query(ctx, db, "find events by id", func(s *state, _ time.Time) map[string]provider.LogPlace {

@@ -31,6 +31,10 @@ select count(*) from kinora.events where position > $1::bigint and position <= $
 select e.position, e.id, e.recorded_at from unnest($1::text[]::uuid[]) i(id),
 	lateral (select position, id, recorded_at from kinora.events where id = i.id limit 1) e`
 
+	logEventsSQL = `
+select e.position, e.stream, e.version, e.id, e.type, e.schema_version, e.data, e.metadata, e.recorded_at from unnest($1::text[]::uuid[]) i(id),
+	lateral (select * from kinora.events where id = i.id limit 1) e`
+
 	lineageSQL = `select id::text from kinora.incarnation`
 
 	// The first eight digits of the name of a WAL file are the timeline.
@@ -95,6 +99,23 @@ func (db *Provider) LogPlaces(ctx context.Context, ids []string) (map[string]pro
 		return nil, ofOwn(ctx, fmt.Errorf("find events by id: %w", err))
 	}
 	return places, nil
+}
+
+// LogEvents implements provider.Log.
+func (db *Provider) LogEvents(ctx context.Context, ids []string) (map[string]eventstore.Raw, error) {
+	events := map[string]eventstore.Raw{}
+	known := provider.EventIDs(ids)
+	if len(known) == 0 {
+		return events, wrap("read events by id", ctx.Err())
+	}
+	found, err := collect(ctx, db.pool, func(row pgx.CollectableRow) (eventstore.Raw, error) {
+		e, _, err := scanRaw(row)
+		return e, err
+	}, db.q(logEventsSQL), planned, known)
+	for _, e := range found {
+		events[e.ID] = e
+	}
+	return events, ofOwn(ctx, wrap("read events by id", err))
 }
 
 // LogID implements provider.Log. The branch is the oid of the database and the timeline of the

@@ -24,6 +24,7 @@ func TestThePlansOfTheLog(t *testing.T) {
 	}
 	single := map[string][]any{
 		"logOldSQL": {0, 1_000_000}, "logHeadSQL": nil, "logNextSQL": {0}, "logSinceSQL": {0, "2020-01-01"}, "logPlacesSQL": {[]string{uuid.NewString()}},
+		"logEventsSQL": {[]string{uuid.NewString()}},
 	}
 	all := constants(t)
 	check := func(t *testing.T, db *postgres.DB, statements map[string][]any) {
@@ -32,7 +33,7 @@ func TestThePlansOfTheLog(t *testing.T) {
 			for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
 				p := plan(t, db, mode, all[name], args...)
 				index := "using events_pkey on events"
-				if name == "logPlacesSQL" {
+				if name == "logPlacesSQL" || name == "logEventsSQL" {
 					index = "using events_id_key on events"
 				}
 				require.Contains(t, p, index, "%s, %s", name, mode)

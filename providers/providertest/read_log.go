@@ -39,6 +39,10 @@ var readLogCases = []testCase{
 		rule: "LogPlaces has the places of those of the events that are in the log; ids may be any text",
 	},
 	{
+		name: "events by id", play: eventsByID,
+		rule: "LogEvents has those of the events that are in the log, as ReadLog yields them; ids may be any text",
+	},
+	{
 		name: "a log has an id", play: logID,
 		rule: "LogID identifies the log: the same for every handle on it, whatever is appended",
 	},
@@ -173,6 +177,22 @@ func placesOfEvents(s *stage) {
 	got, err = s.db.LogPlaces(s.ctx, nil)
 	s.ok(err, "find no events")
 	same(s, "places of no events", len(got), 0)
+}
+
+func eventsByID(s *stage) {
+	all := s.appendMixed(5)
+	ids := []string{newID(), "", "7", "a\x00", replacement, `"`}
+	want := map[string]eventstore.Raw{}
+	for _, e := range all[1:] {
+		ids = append(ids, e.ID, e.ID)
+		want[e.ID] = e
+	}
+	got, err := s.db.LogEvents(s.ctx, ids)
+	s.ok(err, "read events by id")
+	same(s, "events", got, want)
+	got, err = s.db.LogEvents(s.ctx, nil)
+	s.ok(err, "read no events")
+	same(s, "no events", len(got), 0)
 }
 
 func logID(s *stage) {

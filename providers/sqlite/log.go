@@ -192,6 +192,10 @@ select coalesce((select max(position) from kinora_events where position < e.posi
 	readLogPlaces = `
 select e.position, e.id, e.recorded_at from json_each(?1) j cross join kinora_events e on e.id = j.value`
 
+	readLogEvents = `
+select e.position, e.stream, e.version, e.id, e.type, e.schema_version, e.data, e.metadata, e.recorded_at
+from json_each(?1) j cross join kinora_events e on e.id = j.value`
+
 	readLineage = `select id from kinora_incarnation`
 )
 
@@ -236,6 +240,20 @@ func (d *Provider) LogStreams(ctx context.Context, versions map[string]int64, af
 		return nil, fmt.Errorf("read streams of the log: %w", err)
 	}
 	return found, nil
+}
+
+// LogEvents implements provider.Log.
+func (d *Provider) LogEvents(ctx context.Context, ids []string) (map[string]eventstore.Raw, error) {
+	events := map[string]eventstore.Raw{}
+	err := each(ctx, d.reads, func(rows *sql.Rows) error {
+		e, _, err := scanRaw(rows)
+		events[e.ID] = e
+		return err
+	}, readLogEvents, jsonOf(provider.EventIDs(ids)))
+	if err != nil {
+		return nil, fmt.Errorf("read events by id: %w", err)
+	}
+	return events, nil
 }
 
 // LogPlaces implements provider.Log.
