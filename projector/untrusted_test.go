@@ -176,12 +176,31 @@ func TestForgedMessageStopsNoOther(t *testing.T) {
 		store.is.Store(false)
 		time.Sleep(10 * time.Second)
 		write(t, db, "k-1", 2)
-		f.deliver(t, keyed("k-1", 9))
-		f.deliver(t, publishedAfter(t, db, "k-1", 1)...)
+		m := f.send(keyed("k-1", 9), publishedAfter(t, db, "k-1", 1)[0])[1]
 		time.Sleep(10 * time.Second)
+		require.True(t, isAcked(m))
 		require.Equal(t, times(10, upTo(2)), noted(db, "notes", "k-1"))
 		require.NoError(t, stop())
 		require.NoError(t, stopTwo())
+	})
+}
+
+// With Ordered, an event that is delivered before those before it waits for them.
+// Promise: G10.5
+func TestForgedDeliveryKeepsTheOrder(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f := newDB(t), make(subscription)
+		opts := projector.Options{Markers: true, Ordered: true}
+		stop := run(t, db, f, projector.RunnerConfig{Untrusted: true, Grace: time.Hour, Concurrency: 3}, define(opts, note("a")))
+		time.Sleep(3 * time.Second)
+		write(t, db, "k-1", upTo(5)...)
+		all := published(t, db, "k-1")
+		f.deliver(t, forged(all[2], 9))
+		require.Equal(t, upTo(3), noted(db, "a", "k-1"))
+		f.deliver(t, all...)
+		require.NoError(t, stop())
+		require.Equal(t, upTo(5), noted(db, "a", "k-1"))
 	})
 }
 

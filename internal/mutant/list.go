@@ -23,6 +23,7 @@ var Groups = []Group{
 	{"Read models in Redis", redis},
 	{"Handlers and projectors in a Watermill router", routers},
 	{"Messages and rows of other software", decoders},
+	{"Messages that are not trusted", untrusted},
 	{"Snapshots, repeated commands and appends that share a transaction", appends},
 	{"Segments", segments},
 	{"The edges of a service", edges},

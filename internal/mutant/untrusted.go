@@ -1,0 +1,53 @@
+package mutant
+
+// untrusted are mutants of what protects from programs that may publish, but not append.
+var untrusted = []Mutant{
+	{
+		Name:  "forged_payload",
+		What:  "with Untrusted, the payload is applied that was delivered",
+		Edits: []Edit{{File: "projector/source.go", Old: "if r.cfg.Untrusted {", New: "if false {"}},
+		Tests: []Test{{"./internal/readmodeltest", "TestMessagesOfAnUntrustedSourceAreTakenFromTheLog/over_the_broker_only"}},
+	},
+	{
+		Name:  "forged_id_as_of_an_event",
+		What:  "a message that is not in the log is parked under its id, as if it were the event that is appended later",
+		Edits: []Edit{{File: "projector/untrusted.go", Old: `const unknownID = "unknown "`, New: `const unknownID = ""`}},
+		Tests: []Test{{"./projector", "TestForgedIDIsNotThatOfAnEventThatIsAppendedLater"}},
+	},
+	{
+		Name:  "forged_key_held",
+		What:  "a message that is not in the log holds its key",
+		Edits: []Edit{{File: "projector/untrusted.go", Old: `d.isUnknown, d.key = true, ""`, New: "d.isUnknown = true"}},
+		Tests: []Test{{"./internal/readmodeltest", "TestMessagesOfAnUntrustedSourceAreTakenFromTheLog/over_the_broker_only"}},
+	},
+	{
+		Name:  "forged_payload_replayed",
+		What:  "a tool applies a message that was not in the log",
+		Edits: []Edit{{File: "projector/untrusted.go", Old: "} else if rejected || r.cfg.Untrusted {", New: "} else if r.cfg.Untrusted {"}},
+		Tests: []Test{{"./internal/readmodeltest", "TestMessagesOfAnUntrustedSourceAreTakenFromTheLog/over_the_broker_only"}},
+	},
+	{
+		Name:  "parked_payload_trusted",
+		What:  "with Untrusted, a parked message is applied as it was delivered before",
+		Edits: []Edit{{File: "projector/untrusted.go", Old: "} else if rejected || r.cfg.Untrusted {", New: "} else if rejected {"}},
+		Tests: []Test{{"./projector", "TestParkedMessagesOfAnUntrustedRunnerAreTakenFromTheLog"}},
+	},
+	{
+		Name:  "forged_message_waits",
+		What:  "a message that is not in the log stops a program that does not feed the live read model",
+		Edits: []Edit{{File: "projector/leave.go", Old: "m.position == 0 && !m.isUnknown", New: "m.position == 0"}},
+		Tests: []Test{{"./projector", "TestForgedMessageStopsNoOther"}},
+	},
+	{
+		Name:  "forged_message_halts",
+		What:  "a message that is not in the log may halt a projector",
+		Edits: []Edit{{File: "projector/untrusted.go", Old: "if p.opts.Parking == Halt {", New: "if false {"}},
+		Tests: []Test{{"./projector", "TestUntrustedIsRefusedWhereItCannotHold"}},
+	},
+	{
+		Name:  "read_for_each_message",
+		What:  "with Untrusted, the log is read for each message",
+		Edits: []Edit{{File: "projector/untrusted.go", Old: "for range len(in) {", New: "for range 0 * len(in) {"}},
+		Tests: []Test{{"./projector", "TestUntrustedMessagesShareReads"}},
+	},
+}
