@@ -24,11 +24,11 @@ type received struct {
 	id        string // its message id: that of its event, else that of msg
 	isForeign bool   // a Decoder has read it: it is not in the log
 	raw       eventstore.Raw
-	malformed error  // why raw is incomplete
-	key       string // its ordering key, else its stream, else ""
-	log       string // LogID.String, if isLogged
-	isLogged  bool   // it was read from the log, and is not acked
-	isParked  bool
+	malformed error            // why raw is incomplete
+	key       string           // its ordering key, else its stream, else ""
+	log       string           // LogID.String, if isLogged
+	isLogged  bool             // it was read from the log, and is not acked
+	isParked  bool             // it was delivered before, and is parked
 	isUnknown bool             // the log has no event with its id; see untrusted.go
 	acked     *message.Message // msg as it was delivered
 	open      atomic.Int32     // projectors that have not finished it

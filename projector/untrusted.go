@@ -25,7 +25,7 @@ const unknownID = "unknown "
 
 func (r *Runner) checkUntrusted() error {
 	switch {
-	case !r.cfg.Untrusted:
+	case !r.cfg.Untrusted || r.src.log != nil:
 		return nil
 	case r.events == nil:
 		return errors.New("Untrusted requires a log: set RunnerConfig.Log")
