@@ -15,18 +15,23 @@ import (
 // passes. Every provider calls CheckStorable, or the checks below, before any SQL.
 func CheckStorable[T ~string](field string, texts ...T) error {
 	for _, t := range texts {
-		reason := ""
-		switch s := string(t); {
-		case len(s) > MaxIDBytes:
-			reason = fmt.Sprintf("%d bytes: at most %d are allowed", len(s), MaxIDBytes)
-		case !utf8.ValidString(s):
-			reason = "must be UTF-8"
-		case strings.Contains(s, "\x00"):
-			reason = "must not have NUL characters"
-		default:
-			continue
+		if len(t) > MaxIDBytes {
+			return invalidf(field, "%d bytes: at most %d are allowed", len(t), MaxIDBytes)
 		}
-		return &eventstore.InvalidError{Field: field, Reason: reason}
+	}
+	return CheckStored(field, texts...)
+}
+
+// CheckStored is CheckStorable for text of any length: for ids that a store has returned. Another program may have stored a
+// longer one, and what refuses it would refuse its whole batch.
+func CheckStored[T ~string](field string, texts ...T) error {
+	for _, t := range texts {
+		switch s := string(t); {
+		case !utf8.ValidString(s):
+			return invalid(field, "must be UTF-8")
+		case strings.Contains(s, "\x00"):
+			return invalid(field, "must not have NUL characters")
+		}
 	}
 	return nil
 }

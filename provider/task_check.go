@@ -135,7 +135,7 @@ func CheckTaskChanges(changes []TaskChange) error {
 		if c.After < 0 && c.To != TaskWaiting {
 			return invalidf(at+"after", "%s: must not be negative", c.After)
 		}
-		if err := firstError(CheckStorable(at+"id", c.ID), CheckStorable(at+"code", c.Code), CheckStorable(at+"give_up", c.GiveUp)); err != nil {
+		if err := firstError(CheckStored(at+"id", c.ID), CheckStorable(at+"code", c.Code), CheckStorable(at+"give_up", c.GiveUp)); err != nil {
 			return err
 		}
 	}

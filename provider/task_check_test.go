@@ -154,6 +154,7 @@ func TestCheckTaskChanges(t *testing.T) {
 	}
 	require.NoError(t, provider.CheckTaskChanges(nil))
 	require.NoError(t, provider.CheckTaskChanges([]provider.TaskChange{{ID: "a", To: provider.TaskWaiting, Open: "paid", After: -1}}), "a wait without end")
+	require.NoError(t, provider.CheckTaskChanges([]provider.TaskChange{{ID: longText, To: provider.TaskDone}}), "another program added it")
 	for name, c := range map[string]struct {
 		field string
 		c     provider.TaskChange
@@ -162,7 +163,7 @@ func TestCheckTaskChanges(t *testing.T) {
 		"another status":  {"to", provider.TaskChange{To: "parked"}},
 		"a wait for none": {"open", provider.TaskChange{To: provider.TaskWaiting}},
 		"negative":        {"after", provider.TaskChange{To: provider.TaskFailed, After: -1}},
-		"a long id":       {"id", provider.TaskChange{To: provider.TaskDone, ID: longText}},
+		"an id with NUL":  {"id", provider.TaskChange{To: provider.TaskDone, ID: "\x00"}},
 		"a long code":     {"code", provider.TaskChange{To: provider.TaskFailed, Code: longText}},
 		"a code with NUL": {"code", provider.TaskChange{To: provider.TaskFailed, Code: "\x00"}},
 		"why not UTF-8":   {"give_up", provider.TaskChange{To: provider.TaskClaimed, GiveUp: notUTF8}},

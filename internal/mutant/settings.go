@@ -74,4 +74,10 @@ var settings = []Mutant{
 		Edits: []Edit{{File: "providers/postgres/survey.go", Old: "errors.As(err, &malformed) {", New: "errors.As(err, &malformed) && false {"}},
 		Tests: []Test{{"./providers/postgres", "TestForeignRowsHarmThemselvesOnly/checkpoints"}},
 	},
+	{
+		Name:  "foreign_ids_refused",
+		What:  "a task with an id that no API accepts takes the leases of the others of its batch with it",
+		Edits: []Edit{{File: "providers/postgres/tasks_change.go", Old: `provider.CheckStored("task id", ids...)`, New: `provider.CheckStorable("task id", ids...)`}},
+		Tests: []Test{{"./providers/postgres", "TestATaskWithAForeignIDHoldsNoOtherUp"}},
+	},
 }

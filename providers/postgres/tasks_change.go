@@ -157,7 +157,7 @@ where (o.status = 'claimed' and o.token = c.token) is not true`
 // RenewTasks implements provider.Tasks.
 func (db *Provider) RenewTasks(ctx context.Context, tasks []provider.Task, lease time.Duration) (late []string, err error) {
 	ids := each(tasks, func(t *provider.Task) string { return t.ID })
-	if err := provider.CheckStorable("task id", ids...); err != nil {
+	if err := provider.CheckStored("task id", ids...); err != nil {
 		return nil, wrap("renew the leases of tasks", err)
 	}
 	tokens := each(tasks, func(t *provider.Task) claim.Token { return t.Token })

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -39,6 +40,9 @@ type brokerConfig struct {
 	RefuseOne func(l letter) bool
 	// Refuse returns the error of a publication that fails, with nothing published, or nil.
 	Refuse func(rnd *rand.Rand, topic string) error
+	// Own, if not empty, is what the keys of the workload begin with. Letters with other keys are counted as "foreign", and
+	// not delivered.
+	Own string
 }
 
 // broker keeps messages in order by key and delivers each to every group at least once. Messages
@@ -197,6 +201,10 @@ func (b *broker) publish(l *link, p packet) bool {
 // accept checks that first publications are in order, according to the letter's payload, and
 // enqueues the letter in every group.
 func (b *broker) accept(from string, l letter) {
+	if !strings.HasPrefix(l.Meta[keyHeader], b.cfg.Own) {
+		b.counts["foreign"]++
+		return
+	}
 	f := b.letters[l.ID]
 	if f == nil {
 		f = &messageState{}

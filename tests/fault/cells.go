@@ -24,6 +24,7 @@ var cells = []*cell{
 	brokerLosesCell,
 	newProjectorCell,
 	moveCell,
+	foreignRowsCell,
 	readersCell,
 	segmentsCell,
 	rebuildCell,
