@@ -104,14 +104,7 @@ func (r *run) insertForeign(row foreignrows.Row, n int) {
 
 func runForeignRows(r *run) {
 	r.server(brokerConfig{Duplicate: 0.02, Own: category + "-"}, idleLimit)
-	for _, script := range []func(string) (string, error){postgres.RolesSQL, postgres.GrantsSQL} {
-		sql, err := script("kinora")
-		r.must(err)
-		_, err = r.pool.Exec(r.suite.ctx, sql+`; grant insert on held_against to public`)
-		r.must(err)
-	}
-	_, err := r.pool.Exec(r.suite.ctx, effects)
-	r.must(err)
+	r.asOwner(effects)
 	r.readerTables(foreignReaders)
 	_, relays, runners := r.startAll(2, 2, nil)
 	r.child(reading, func(s *settings) { s.More = map[string]string{"projectors": fmt.Sprint(foreignReaders)} })
@@ -171,6 +164,18 @@ func runForeignRows(r *run) {
 	if all, tasks := r.countOf(`select count(*) from effects where task like 'own-%'`), r.countOf(`select count(*) from kinora.tasks where id like 'own-%'`); all != tasks {
 		r.fail("%d tasks have run, want %d", all, tasks)
 	}
+}
+
+// asOwner creates Kinora's roles with their rights, and more.
+func (r *run) asOwner(more string) {
+	for _, script := range []func(string) (string, error){postgres.RolesSQL, postgres.GrantsSQL} {
+		sql, err := script("kinora")
+		r.must(err)
+		_, err = r.pool.Exec(r.suite.ctx, sql)
+		r.must(err)
+	}
+	_, err := r.pool.Exec(r.suite.ctx, `grant insert on held_against to public;`+more)
+	r.must(err)
 }
 
 // awaitOwn waits until the workload is published, applied and run, while the foreign rows are there.

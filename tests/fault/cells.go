@@ -25,6 +25,7 @@ var cells = []*cell{
 	newProjectorCell,
 	moveCell,
 	foreignRowsCell,
+	settingsCell,
 	readersCell,
 	segmentsCell,
 	rebuildCell,

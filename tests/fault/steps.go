@@ -65,16 +65,22 @@ func (steps) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData
 // TraceBatchEnd implements pgx.BatchTracer.
 func (s steps) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) { s.end() }
 
-// connect opens the database and, if the cell requires it, records its statements.
+// connect opens the database and, if the cell requires it, records its statements, or has a pool of its own that sends and
+// reads text.
 func (w *work) connect(ctx context.Context, dsn string, cfg *postgres.Config) (*postgres.DB, error) {
-	if w.More["steps"] == "" {
+	if w.More["steps"] == "" && w.More["text"] == "" {
 		return postgres.Open(ctx, dsn, cfg)
 	}
 	config, err := pgxpool.ParseConfig(dsn)
 	if err != nil {
 		return nil, err
 	}
-	config.ConnConfig.Tracer = steps{w}
+	if w.More["steps"] != "" {
+		config.ConnConfig.Tracer = steps{w}
+	}
+	if w.More["text"] != "" {
+		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	}
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, err
@@ -89,8 +95,10 @@ func (w *work) connect(ctx context.Context, dsn string, cfg *postgres.Config) (*
 // shut closes the database.
 func (w *work) shut() {
 	w.db.Close()
-	if w.More["steps"] != "" {
+	if w.More["steps"] != "" || w.More["text"] != "" {
 		w.db.Pool().Close()
+	}
+	if w.More["steps"] != "" {
 		w.trace.printf("shut")
 	}
 }
