@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
@@ -194,4 +196,22 @@ func TestAnAppendOfAReplicaSessionIsWaitedFor(t *testing.T) {
 	require.Len(t, p.Waiting, 1)
 	require.NoError(t, tx.Commit(t.Context()))
 	require.Equal(t, []string{"a-1", "a-2"}, streamsOf(page(t, db, provider.LogQuery{})))
+}
+
+// Payloads are read as they are, whatever bytea_output is, also by a pool that reads text.
+func TestBytesAreReadInAnyForm(t *testing.T) {
+	t.Parallel()
+	plain := postgrestest.OpenBusy(t, nil)
+	enqueue(t, plain, "a", 1)
+	payload := []byte(`{"é": "a\\b"}`)
+	_, err := plain.Pool().Exec(t.Context(), `update kinora.outbox set payload = $1`, payload)
+	require.NoError(t, err)
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+		db := withSettings(t, plain, mode, map[string]string{"bytea_output": "escape"})
+		require.NoError(t, db.Ready(t.Context()))
+		entries, err := provider.ClaimEntries(t.Context(), db, provider.EntryQuery{}, claim.Terms{Lease: time.Millisecond, Limit: 1, Holder: "me"})
+		require.NoError(t, err, mode)
+		require.Len(t, entries, 1, mode)
+		require.Equal(t, string(payload), string(entries[0].Payload), mode)
+	}
 }

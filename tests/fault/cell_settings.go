@@ -14,7 +14,7 @@ import (
 var settingsCell = &cell{
 	// Promise: G7.3, G1.14
 	name: "settings", number: 44,
-	summary: "settings of the role, the database and the connection that change what a statement does, one after another, under kill -9: exact, or refused by name at start",
+	summary: "settings of the role and of the database that change what a statement does, one after another, under kill -9: exact, or refused by name at start",
 	full:    2 * time.Minute, short: 4 * time.Second, redelivers: true, fails: true,
 	requires: []string{"right", "refused", "by_role", "by_database"}, requiresLong: []string{"all_settings"}, run: runSettings,
 }
@@ -157,7 +157,7 @@ func (r *run) trySetting(all []*settable, s sessionSetting, n int) {
 		}
 	}
 	if refuse < len(r.of(relaying))+len(r.of(running)) { // a relay and a runner work
-		r.acks(20)
+		r.awaitAllWork(all, s)
 	}
 	exec(`alter ` + where + ` reset all`)
 	for _, p := range all {
@@ -183,5 +183,14 @@ func (r *run) awaitTaken(p *settable, s sessionSetting) {
 	r.await(fmt.Sprintf("%s to work with %s", p.Name, s.sql), func() bool { return p.isReady() || isClosed(p.life()) })
 	if !p.isReady() {
 		r.must(fmt.Errorf("%s has ended with %s: %s", p.Name, s.sql, p.log(0)))
+	}
+}
+
+// awaitAllWork waits until each relay has marked entries, and each runner has applied events, since the call.
+func (r *run) awaitAllWork(all []*settable, s sessionSetting) {
+	for _, p := range all {
+		if before := p.status.get(wordDone); p.Role != producing && !p.refuses.Load() {
+			r.await(fmt.Sprintf("%s to do work with %s", p.Name, s.sql), func() bool { return p.status.get(wordDone) > before })
+		}
 	}
 }
