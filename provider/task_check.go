@@ -20,7 +20,16 @@ var (
 	// ErrTaskVersion: the task has another version or status than the decision requires, or a worker
 	// has it.
 	ErrTaskVersion = errors.New("the task has changed, or a worker has it: read it again")
+	// ErrTaskEnded: the task is done or undone, and never changes again. It is an ErrTaskVersion too.
+	ErrTaskEnded error = taskEnded{}
 )
+
+type taskEnded struct{}
+
+func (taskEnded) Error() string {
+	return "the task has ended, and what it recorded stays as it is: no handler would read the change"
+}
+func (taskEnded) Is(target error) bool { return target == ErrTaskVersion } //nolint:errorlint // as errors.Is calls it
 
 // Codes of tasks that providers and workers share.
 const (

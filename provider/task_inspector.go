@@ -34,7 +34,8 @@ type TaskInspector interface {
 	// PatchTask changes the state of a task that is pending, failed, waiting or abandoned, by a JSON
 	// merge patch (RFC 7386). A null removes a slot, so its step runs again. A task that waits for a
 	// slot that the patch fills becomes pending. ErrTaskVersion: the task has another version, or a
-	// worker has it. A result that is not a state is an *eventstore.InvalidError. See PatchState.
+	// worker has it. ErrTaskEnded: it is done or undone. A result that is not a state is an
+	// *eventstore.InvalidError. See PatchState.
 	PatchTask(ctx context.Context, id string, version int64, patch json.RawMessage, d Decision) error
 }
 

@@ -23,7 +23,7 @@ var (
 	// ErrIDReused: a task or a group of this id exists with another kind, input, data or group.
 	ErrIDReused = provider.ErrTaskIDReused
 	// ErrVersion: the task has another version or status than the decision requires, or a worker has
-	// it.
+	// it. If it has ended, the error is provider.ErrTaskEnded too.
 	ErrVersion = provider.ErrTaskVersion
 	// ErrNotDone: the task has no result.
 	ErrNotDone = errors.New("the task is not done")

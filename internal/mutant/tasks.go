@@ -144,6 +144,12 @@ var storedTasks = []Mutant{
 		Tests: conforms("Claim/Vanished/progress_begins_a_new_budget"),
 	},
 	{
+		Name:  "patch_refused_without_reason",
+		What:  "a patch of a task that has ended asks for a newer version",
+		Edits: []Edit{{File: "providers/postgres/tasks_inspect.go", Old: "return provider.ErrTaskEnded\n", New: "return provider.ErrTaskVersion\n"}},
+		Tests: conforms("Decisions/patch_at_another_version"),
+	},
+	{
 		Name:  "doubt_lost",
 		What:  "a claim does not note that the next step may begin",
 		Edits: []Edit{{File: tasksSQL, Old: "			doubt      = o.doubt or not o.undo,\n", New: ""}},

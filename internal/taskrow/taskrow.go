@@ -121,9 +121,12 @@ func (r *Row) resume(now time.Time) {
 }
 
 // Patch returns r after a patch of its state. It returns false if r does not have this version, or
-// cannot be patched.
+// cannot be patched, and provider.ErrTaskEnded if it has ended.
 func (r Row) Patch(version int64, patch []byte, now time.Time) (is Row, ok bool, err error) {
-	if r.ID == "" || r.Version != version || r.Status == provider.TaskClaimed || r.Status.Final() {
+	if r.Status.Final() {
+		return r, false, provider.ErrTaskEnded
+	}
+	if r.ID == "" || r.Version != version || r.Status == provider.TaskClaimed {
 		return r, false, nil
 	}
 	is = r

@@ -144,7 +144,8 @@ with changed as (
 insert into kinora.task_trail (task, what, by, reason) select id, 'completed', $3::text, $4::text from changed`
 
 	lockTaskSQL = `
-select state from kinora.tasks where id = $1::text and version = $2::bigint and status in ('pending', 'failed', 'waiting', 'abandoned') for update`
+select state, status in ('done', 'undone') from kinora.tasks
+where id = $1::text and (status in ('done', 'undone') or version = $2::bigint and status <> 'claimed') for update`
 
 	patchTaskSQL = `
 with changed as (
@@ -220,17 +221,21 @@ func (db *DB) PatchTask(ctx context.Context, id string, version int64, patch jso
 	}
 	err = db.inTx(ctx, func(tx pgx.Tx) error {
 		var before []byte
-		if err := tx.QueryRow(ctx, db.q(lockTaskSQL), planned, id, version).Scan(&before); err != nil {
-			if errors.Is(err, pgx.ErrNoRows) {
-				err = provider.ErrTaskVersion
-			}
+		var ended bool
+		err := tx.QueryRow(ctx, db.q(lockTaskSQL), planned, id, version).Scan(&before, &ended)
+		switch {
+		case errors.Is(err, pgx.ErrNoRows):
+			return provider.ErrTaskVersion
+		case err != nil:
 			return err
+		case ended:
+			return provider.ErrTaskEnded
 		}
 		var state map[string]provider.Slot
 		if err := json.Unmarshal(before, &state); err != nil {
 			state = nil // another program wrote it: the patch is the new state
 		}
-		state, err := provider.PatchState(state, patch)
+		state, err = provider.PatchState(state, patch)
 		if err != nil {
 			return err
 		}

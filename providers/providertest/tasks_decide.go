@@ -31,7 +31,7 @@ var taskDecideCases = []testCase{
 	},
 	{
 		name: "patch at another version", play: taskPatchVersion,
-		rule: "PatchTask is ErrTaskVersion if the task has another version, or a worker has it, and an *InvalidError if the result is no state",
+		rule: "PatchTask is ErrTaskVersion if the task has another version, or a worker has it, ErrTaskEnded if it has ended, and an *InvalidError if the result is no state",
 	},
 	{
 		name: "patch of the slot that a task waits for", play: taskPatchResumes,
@@ -197,6 +197,8 @@ func taskPatchVersion(s *stage) {
 	}
 	for _, name := range []string{"claimed", "done", "undone"} {
 		refused(name, s.task(name).Version)
+		err := s.tasks.PatchTask(s.ctx, s.id(name), s.task(name).Version, patch, ann)
+		same(s, "patch of a task that is "+name+": ErrTaskEnded", errors.Is(err, provider.ErrTaskEnded), name != "claimed")
 	}
 	err := s.tasks.PatchTask(s.ctx, s.id("nothing"), 1, patch, ann)
 	s.require(errors.Is(err, provider.ErrTaskVersion), "patch of a task that does not exist: the error %v is ErrTaskVersion", err)

@@ -340,6 +340,9 @@ func TestTasksAreDecided(t *testing.T) {
 	require.Contains(t, w.fails(1, "tasks", "patch", "d", `{"x":{"out":1}}`, "--version", "77", "--reason", "r", "--yes"), "tasks show")
 	require.Contains(t, w.ok("tasks", "patch", "d", `{"x":{"out":1}}`, "--version", "1", "--reason", "r", "--yes"), "1 changed")
 	require.Contains(t, w.ok("tasks", "show", "d", "--payload"), `"x"`)
+	refused := w.fails(1, "tasks", "patch", "a", `{"x":{"out":1}}`, "--version", "77", "--reason", "r", "--yes")
+	require.Contains(t, refused, "has ended")
+	require.NotContains(t, refused, "look at it again")
 	require.Contains(t, w.fails(1, "tasks", "complete", "d", "--reason", "r", "--yes"), "tasks show")
 	require.Contains(t, w.fails(1, "tasks", "show", "none"), "does not exist")
 }

@@ -234,7 +234,7 @@ func (c *tasksCompleteCmd) Run(ctx context.Context, app *App) error {
 
 // notAsRead explains that a task is not as a person has seen it.
 func notAsRead(err error) error {
-	if errors.Is(err, provider.ErrTaskVersion) {
+	if errors.Is(err, provider.ErrTaskVersion) && !errors.Is(err, provider.ErrTaskEnded) {
 		return fmt.Errorf("%w: look at it again with 'tasks show'", err)
 	}
 	return err
