@@ -57,7 +57,7 @@ type TaskRecord struct {
 	// ID of a record for a task.AuditSink is the same if a worker reports the same end of a task
 	// again. The ids of a trail are others.
 	ID     string
-	Task   string
+	Task   string // empty with WhatGroupDone
 	Kind   string
 	Group  string
 	What   string // one of the What constants
@@ -79,4 +79,6 @@ const (
 	WhatCanceled  = "canceled"
 	WhatCompleted = "completed"
 	WhatPatched   = "patched"
+	// WhatGroupDone: of a group, for a task.AuditSink only. Group and Kind are its own, and Task is empty.
+	WhatGroupDone = "group_done"
 )

@@ -144,18 +144,30 @@ type auditError struct{ error }
 
 func (e *auditError) Unwrap() error { return e.error }
 
-// audit passes a record to the audit sink.
+// audit passes the record of an end to the audit sink.
 func (a *attempt[Tx]) audit(ctx context.Context, to Status, code string) error {
+	t := &a.task
+	id := t.ID + "/" + string(to)
+	if !to.Final() { // it may be abandoned again after a requeue
+		id += fmt.Sprintf("/%d", t.Version)
+	}
+	return a.append(ctx, Record{ID: id, Task: t.ID, Kind: t.Kind, Group: t.Group, What: string(to), Detail: code})
+}
+
+// auditGroup passes the record of the end of a group to the audit sink.
+func (a *attempt[Tx]) auditGroup(ctx context.Context, g *provider.TaskGroup) error {
+	what := provider.WhatGroupDone
+	return a.append(ctx, Record{ID: g.ID + "/" + what, Kind: g.Kind, Group: g.ID, What: what})
+}
+
+func (a *attempt[Tx]) append(ctx context.Context, r Record) error {
 	if a.cfg.Audit == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.cfg.Timeout)
 	defer cancel()
 	t := &a.task
-	id := t.ID + "/" + string(to)
-	if !to.Final() { // it may be abandoned again after a requeue
-		id += fmt.Sprintf("/%d", t.Version)
-	}
+	r.By, r.At = a.cfg.Holder, now().UTC()
 	crash.Point("audit: before")
 	done := make(chan error, 1)
 	a.live.Add(1)
@@ -168,9 +180,7 @@ func (a *attempt[Tx]) audit(ctx context.Context, to Status, code string) error {
 			a.live.Add(-1)
 			done <- err
 		}()
-		err = a.cfg.Audit.Append(ctx, Record{
-			ID: id, Task: t.ID, Kind: t.Kind, Group: t.Group, What: string(to), Detail: code, By: a.cfg.Holder, At: now().UTC(),
-		})
+		err = a.cfg.Audit.Append(ctx, r)
 	}()
 	var err error
 	if !returns(ctx, done, &err) {

@@ -31,7 +31,7 @@ func (e *engine[Tx]) confirm(t Task, got provider.TaskChanged) (own bool, stored
 
 // runTx runs the handler of DefineTx: its writes and the end of the task are committed together.
 func (a *attempt[Tx]) runTx(ctx context.Context, clock *limit) ending {
-	return a.finishIn(ctx, clock, func(ctx context.Context, tx Tx, got *provider.TaskChanged) ([]outbox.Message, error) {
+	return a.finishIn(ctx, clock, nil, func(ctx context.Context, tx Tx, got *provider.TaskChanged) ([]outbox.Message, error) {
 		out, ms, err := a.def.tx(ctx, tx, a.task.Input)
 		clock.database()
 		if err != nil {
@@ -46,8 +46,9 @@ func (a *attempt[Tx]) runTx(ctx context.Context, clock *limit) ending {
 	})
 }
 
-// finishIn runs fn, which makes the task done, in a transaction. fn sets got.
-func (a *attempt[Tx]) finishIn(ctx context.Context, clock *limit,
+// finishIn runs fn, which makes the task done, in a transaction. fn sets got. out is the result of a handler that
+// ran before.
+func (a *attempt[Tx]) finishIn(ctx context.Context, clock *limit, out json.RawMessage,
 	fn func(ctx context.Context, tx Tx, got *provider.TaskChanged) ([]outbox.Message, error),
 ) ending {
 	var got provider.TaskChanged
@@ -57,7 +58,7 @@ func (a *attempt[Tx]) finishIn(ctx context.Context, clock *limit,
 	if errors.Is(err, errStuck) { // the handler may still write got
 		return a.fail(ctx, err)
 	}
-	return a.finished(ctx, got, err)
+	return a.finished(ctx, got, out, err)
 }
 
 // unitTries is how often a unit runs if it conflicts with other writers. The last conflict counts.
@@ -125,7 +126,7 @@ func (a *attempt[Tx]) finishGroup(c provider.TaskChange) ending {
 	defer cancel(nil)
 	clock := newLimit(a.cfg.Timeout, cancel)
 	defer clock.pause()
-	return a.finishIn(ctx, clock, func(ctx context.Context, tx Tx, got *provider.TaskChanged) ([]outbox.Message, error) {
+	return a.finishIn(ctx, clock, c.Result, func(ctx context.Context, tx Tx, got *provider.TaskChanged) ([]outbox.Message, error) {
 		return a.count(ctx, tx, clock, c, got)
 	})
 }
@@ -155,11 +156,16 @@ func (a *attempt[Tx]) count(ctx context.Context, tx Tx, clock *limit, c provider
 	if decided := (*gaveUp)(nil); errors.As(err, &decided) {
 		err = &provider.Error{Code: codeMisuse, Err: errors.New("the completion of a group cannot give up")}
 	}
+	if err == nil {
+		clock.database()
+		err = a.auditGroup(ctx, got.Group)
+	}
 	return ms, err
 }
 
-// finished returns the ending of a transaction that makes the task done.
-func (a *attempt[Tx]) finished(ctx context.Context, got provider.TaskChanged, err error) ending {
+// finished returns the ending of a transaction that makes the task done. out is the result of a handler that ran
+// outside of it.
+func (a *attempt[Tx]) finished(ctx context.Context, got provider.TaskChanged, out json.RawMessage, err error) ending {
 	var decided *gaveUp
 	var sink *auditError
 	switch {
@@ -172,7 +178,7 @@ func (a *attempt[Tx]) finished(ctx context.Context, got provider.TaskChanged, er
 		}
 		return a.refused(confirmed)
 	case errors.As(err, &sink):
-		return a.unrecorded(err, nil)
+		return a.unrecorded(err, out)
 	case errors.As(err, &decided) && a.def.tx != nil && !errors.Is(context.Cause(ctx), errStopping): // nothing was written
 		return a.end(provider.TaskChange{To: Undone, GiveUp: decided.code})
 	}

@@ -247,6 +247,63 @@ func TestTheAuditSink(t *testing.T) {
 	})
 }
 
+// A group is completed with its record, and not before. While the sink is down, the task that is its last one
+// is not done, and its handler does not run again.
+// Promise: T9.2
+func TestTheSinkGetsTheEndOfAGroup(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var runs, completions atomic.Int64
+		kind := call("calls/some", func(context.Context, run) error { runs.Add(1); return nil })
+		book := task.DefineTx("calls/book", func(context.Context, tx, int) (int, []outbox.Message, error) { return 0, nil, nil })
+		subject := task.DefineGroup("people/erased", func(_ context.Context, tx tx, id string, _ string) ([]outbox.Message, error) {
+			completions.Add(1)
+			tx.Put("erased", id, true)
+			return nil, nil
+		})
+		s := &groupSink{sink: sink{world: w}}
+		s.refuse.Store(true)
+		w.start(w.worker(task.WorkerConfig{Audit: s, Lease: 10 * time.Second}, kind, book, subject))
+		w.in(func(ctx context.Context, tx task.Tx) {
+			require.NoError(w, tx.EnqueueGroup(ctx, subject.New("ann", "", kind.New("a", 1).Later(time.Minute), book.New("b", 1))))
+		})
+		w.becomes("b", task.Done)
+		time.Sleep(3 * time.Minute)
+		require.Equal(w, task.Pending, w.task("a").Status)
+		require.Equal(w, "audit", w.task("a").Code)
+		require.Nil(w, w.row("erased", "ann"))
+		require.EqualValues(w, 1, runs.Load())
+		require.Greater(w, completions.Load(), int64(1), "each was rolled back")
+		s.refuse.Store(false)
+		w.becomes("a", task.Done)
+		require.Equal(w, true, w.row("erased", "ann"))
+		require.EqualValues(w, 1, runs.Load())
+		require.Equal(w, []task.Record{{
+			ID: "ann/group_done", Kind: "people/erased", Group: "ann", What: "group_done", By: s.groups[0].By, At: s.groups[0].At,
+		}}, s.groups)
+		require.Contains(w, s.got(), "a/done")
+	})
+}
+
+// groupSink has the records of groups apart.
+type groupSink struct {
+	sink
+	refuse atomic.Bool
+	groups []task.Record
+}
+
+func (s *groupSink) Append(ctx context.Context, r task.Record) error {
+	if r.Task != "" {
+		return s.sink.Append(ctx, r)
+	}
+	if s.refuse.Load() {
+		return errors.New("down")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.groups = append(s.groups, r)
+	return nil
+}
+
 // The sink gets ends only: no attempt that failed, no wait, no release.
 // Promise: T9.1
 func TestTheSinkGetsNoAttemptThatFailed(t *testing.T) {

@@ -37,7 +37,8 @@ type WorkerConfig struct {
 	Drain time.Duration
 	// Keep is how long ended tasks are kept. The worker deletes older ones.
 	Keep Retention
-	// Audit gets a record of each task before it becomes done, undone or abandoned. Nil means none
+	// Audit gets a record of each task before it becomes done, undone or abandoned, and of each group
+	// before it is complete. Nil means none
 	// besides the trail, which the database keeps (Inspector.TaskTrail).
 	Audit AuditSink
 	// Holder is the worker's name in claims, trails and logs. Empty means host and process.
@@ -48,14 +49,15 @@ type WorkerConfig struct {
 	LogErrors bool           // also log the texts of errors, which may contain user data
 }
 
-// AuditSink stores records of how tasks end, in a system of the user's.
+// AuditSink stores records of how tasks and groups end, in a system of the user's.
 type AuditSink interface {
 	// Append stores a record. If it returns an error, the task does not end: it is released for the
 	// length of a lease, and no attempt is counted. So no task ends without its record. The result of
 	// a handler of Define is kept meanwhile: the handler does not run again.
 	//   - A record may be passed again, with the same ID: then store it once.
 	//   - A record may be followed by another one of its task, if a crash kept the task from ending.
-	//   - For tasks of DefineTx, Append is called in their transaction, after the handler. So it must
+	//   - For tasks of DefineTx, and for the end of a group (provider.WhatGroupDone), Append is called in
+	//     the transaction, after the handler or the completion, which then may run again. So it must
 	//     not write to the same SQLite or memory database, which has one writer, and it needs
 	//     connections of its own to a PostgreSQL database.
 	Append(ctx context.Context, r Record) error

@@ -182,6 +182,12 @@ var workers = []Mutant{
 		Tests: []Test{{"./providers/postgres", "TestAGroupIsCompletedOnItsOneConnection"}},
 	},
 	{
+		Name:  "group_without_record",
+		What:  "a group is completed without a record for the audit sink",
+		Edits: []Edit{{File: "task/finish.go", Old: "		err = a.auditGroup(ctx, got.Group)\n", New: ""}},
+		Tests: []Test{{"./task", "TestTheSinkGetsTheEndOfAGroup"}},
+	},
+	{
 		Name: "position_only",
 		What: "the result of a step is found by the number of the call alone",
 		Edits: []Edit{

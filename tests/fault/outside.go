@@ -131,6 +131,9 @@ func (o *outside) audit(w http.ResponseWriter, q *http.Request) {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		return
 	}
+	if rec.Task == "" { // the end of a group
+		return
+	}
 	o.records[rec.Task] = append(o.records[rec.Task], rec.What)
 }
 
