@@ -22,7 +22,7 @@ func (a *Admin) Acts(ctx context.Context, f provider.ActFilter) ([]provider.Act,
 
 // Requeue does what Inspector.Requeue of the outbox does, and records it.
 func (a *Admin) Requeue(ctx context.Context, f outbox.Filter, d Decision) (int, error) {
-	return a.decide(ctx, "requeue", f, d, a.store.Requeue)
+	return a.decideEntries(ctx, "requeue", f, d, a.store.Requeue)
 }
 
 // SkipEntries does what Inspector.Skip of the outbox does, and records it. It cannot be undone.
@@ -31,17 +31,22 @@ func (a *Admin) SkipEntries(ctx context.Context, f outbox.Filter, d Decision) (i
 	if f.Seqs == nil && f.Topic == "" && f.Key == "" && f.Stream == "" {
 		return 0, fmt.Errorf("%w: filter: select entries by Seqs, Topic, Key or Stream", provider.ErrInput)
 	}
-	return a.decide(ctx, "skip", f, d, a.store.Skip)
+	return a.decideEntries(ctx, "skip", f, d, a.store.Skip)
+}
+
+func (a *Admin) decideEntries(ctx context.Context, verb string, f outbox.Filter, d Decision, do func(context.Context, outbox.Filter) (int, error)) (int, error) {
+	act := provider.Act{Verb: verb, Kind: "outbox", Name: f.Topic, Decision: d}
+	return a.decide(ctx, act, filterOf(f), func() (int, error) { return do(ctx, f) })
 }
 
 // decide stores the act before it is carried out, so that no change is without a record. The number of
-// changed entries, or the error, is added to the record.
-func (a *Admin) decide(ctx context.Context, verb string, f outbox.Filter, d Decision, do func(context.Context, outbox.Filter) (int, error)) (int, error) {
-	detail, err := json.Marshal(filterOf(f))
-	if err != nil {
+// changed rows, or the error, is added to the record.
+func (a *Admin) decide(ctx context.Context, act provider.Act, detail any, do func() (int, error)) (_ int, err error) {
+	act.State = provider.ActRequested
+	if act.Detail, err = json.Marshal(detail); err != nil {
 		return 0, err
 	}
-	id, err := a.store.AddAct(ctx, provider.Act{Verb: verb, Kind: "outbox", Name: f.Topic, Decision: d, Detail: detail, State: provider.ActRequested})
+	id, err := a.store.AddAct(ctx, act)
 	if err != nil {
 		return 0, err
 	}
@@ -49,7 +54,7 @@ func (a *Admin) decide(ctx context.Context, verb string, f outbox.Filter, d Deci
 	if _, err := a.store.TakeAct(ctx, id, holder, lease); err != nil {
 		return 0, err
 	}
-	n, err := do(ctx, f)
+	n, err := do()
 	change := provider.ActChange{State: provider.ActDone, Applied: int64(n), Total: int64(n)}
 	if err != nil {
 		change.State = provider.ActFailed
@@ -58,7 +63,7 @@ func (a *Admin) decide(ctx context.Context, verb string, f outbox.Filter, d Deci
 	record, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	if _, unrecorded := a.store.ChangeAct(record, id, holder, change, lease); err == nil && unrecorded != nil {
-		err = fmt.Errorf("%d entries were changed, and their number was not recorded: %w", n, unrecorded)
+		err = fmt.Errorf("%d rows were changed, and their number was not recorded: %w", n, unrecorded)
 	}
 	return n, err
 }

@@ -19,6 +19,9 @@ type Store interface {
 	provider.Builds
 	provider.Log
 	provider.TaskInspector
+	provider.EntryMaintainer
+	provider.MarkerMaintainer
+	provider.Records
 	// ReadStream is that of eventstore.Store.
 	ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[eventstore.Raw, error]
 }

@@ -188,8 +188,9 @@ func (s ActState) IsOver() bool { return s != ActRequested && s != ActRunning }
 // Act is something that an operator did or asked for.
 type Act struct {
 	ID   int64  `json:"id"`
-	Verb string `json:"verb"` // "pause", "resume", "requeue", "skip", "verify", "dry-run"
-	// Kind and Name are the target: "projector" and its name, "topic", or "outbox".
+	Verb string `json:"verb"` // "pause", "resume", "requeue", "skip", "prune", "drop", "verify", "dry-run"
+	// Kind and Name are the target: "projector" and its name, "topic", "outbox", or "markers" and a projector
+	// or handlers.
 	Kind string `json:"kind"`
 	Name string `json:"name"`
 	Decision

@@ -51,6 +51,12 @@ var operations = []Mutant{
 		Tests: []Test{{"./providers/postgres", "TestConformance/Operations/Acts/changed_by_its_holder"}},
 	},
 	{
+		Name:  "prune_neighbours",
+		What:  "the markers of projectors whose names begin alike are pruned too",
+		Edits: []Edit{{File: "admin/prune.go", Old: `of == projector {`, New: `strings.HasPrefix(of, projector) {`}},
+		Tests: []Test{{"./cmd/kinora/commands", "TestOldEntriesAndMarkersArePruned"}},
+	},
+	{
 		Name: "survey_reads_all",
 		What: "a survey counts all parked messages",
 		Edits: []Edit{{File: "providers/postgres/survey.go", Old: `order by o.generation, o.id limit $1::int) p) p`,

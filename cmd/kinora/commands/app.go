@@ -121,7 +121,8 @@ type Commands struct {
 	Doctor     doctorCmd     `cmd:"" help:"Find what is wrong, the most urgent first, each with its remedy. The exit status is 1 if there is something."`
 	Migrate    migrateCmd    `cmd:"" help:"Create Kinora's tables, or bring them up to date."`
 	Streams    streamsCmd    `cmd:"" help:"List streams, and show their events."`
-	Outbox     outboxCmd     `cmd:"" help:"Entries of the outbox: list, requeue or skip them, pause topics."`
+	Outbox     outboxCmd     `cmd:"" help:"Entries of the outbox: list, requeue, skip or prune them, pause topics."`
+	Markers    markersCmd    `cmd:"" help:"Markers of messages that took effect: list their handlers, prune or drop them."`
 	Projectors projectorsCmd `cmd:"" help:"Projectors: pause, rebuild and verify them."`
 	Parked     parkedCmd     `cmd:"" help:"Parked messages (dead letters): list, try, replay or skip them."`
 	Tasks      tasksCmd      `cmd:"" help:"Tasks: list, requeue, cancel, complete or change them."`

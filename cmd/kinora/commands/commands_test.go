@@ -123,7 +123,9 @@ func TestWrongCommandLinesHaveStatus2(t *testing.T) {
 		{}, {"parked"}, {"nonsense"}, {"parked", "skip", "--yes", "--reason", "r"}, {"parked", "skip", "--projector", "p", "--yes", "--reason", "r"},
 		{"parked", "skip", "--projector", "p", "--all"}, {"parked", "replay", "--all", "--reason", "r"}, {"parked", "ls", "--limit", "0"}, {"parked", "show", "x"},
 		{"outbox", "requeue", "--reason", "r", "--yes"}, {"outbox", "requeue", "--all", "--seq", "1", "--reason", "r", "--yes"},
-		{"outbox", "skip", "--reason", "r", "--yes"}, {"outbox", "ls", "--status", "nonsense"}, {"tasks", "cancel", "--reason", "r", "--yes"},
+		{"outbox", "skip", "--reason", "r", "--yes"}, {"outbox", "prune", "--published", "-1s", "--reason", "r", "--yes"},
+		{"markers", "prune", "--projector", "p", "--reason", "r", "--yes"}, {"markers", "prune", "--window", "200h", "--reason", "r", "--yes"},
+		{"markers", "prune", "--projector", "p", "--window", "191h", "--reason", "r", "--yes"}, {"markers", "drop", "h", "--yes"}, {"outbox", "ls", "--status", "nonsense"}, {"tasks", "cancel", "--reason", "r", "--yes"},
 		{"tasks", "complete", "id", "--result", "{", "--reason", "r", "--yes"}, {"tasks", "patch", "id", "{", "--version", "1", "--reason", "r", "--yes"},
 		{"projectors", "rebuild", "p", "--in-place", "--check", "--reason", "r"}, {"projectors", "pause", "p"},
 	} {
@@ -156,7 +158,7 @@ func TestPayloadsAreHidden(t *testing.T) {
 	parked := decode[[]struct{ Seq int64 }](w, w.ok("parked", "ls", "--json"))
 	for _, args := range [][]string{
 		{"status"}, {"streams", "ls"}, {"streams", "cat", "review-cup-ann"}, {"outbox", "ls"}, {"outbox", "show", fmt.Sprint(entries[0].Seq)},
-		{"projectors", "ls"}, {"parked", "ls"}, {"parked", "show", fmt.Sprint(parked[0].Seq)}, {"tasks", "ls"}, {"tasks", "show", "greet-1"}, {"acts", "ls"},
+		{"projectors", "ls"}, {"parked", "ls"}, {"parked", "show", fmt.Sprint(parked[0].Seq)}, {"tasks", "ls"}, {"tasks", "show", "greet-1"}, {"acts", "ls"}, {"markers", "ls"},
 		{"migrate", "status"}, {"migrate", "sql"},
 	} {
 		require.NotContains(t, w.ok(args...), canary, args)
@@ -312,6 +314,65 @@ func TestEntriesAreRequeuedAndSkipped(t *testing.T) {
 	w.shows([]string{"outbox", "ls"}, "none")
 	require.Equal(t, int64(1), p.published.Load())
 	require.Contains(t, w.fails(1, "outbox", "show", first), "does not exist")
+}
+
+// Old entries and markers are deleted from the command line, with a record, and nothing else is.
+func TestOldEntriesAndMarkersArePruned(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, product := range []string{"cup", "tea", "mug"} {
+		w.rate(product, 1)
+	}
+	entries, err := provider.ClaimEntries(t.Context(), w.db, provider.EntryQuery{}, claim.Terms{Holder: "r"})
+	require.NoError(t, err)
+	for _, e := range entries[:2] {
+		_, err = w.db.MarkEntries(t.Context(), []provider.EntryMark{{Seq: e.Seq, Token: e.Token, To: outbox.Published}})
+		require.NoError(t, err)
+	}
+	w.exec(`update kinora.outbox set published_at = published_at - interval '2 days' where id = $1`, entries[0].Seq)
+	prune := []string{"outbox", "prune", "--published", "24h", "--reason", "space"}
+	require.Contains(t, w.fails(2, prune...), "add --yes")
+	require.Contains(t, w.ok(append(prune, "--yes")...), "1 deleted")
+	require.Contains(t, w.ok(append(prune, "--yes", "--json")...), `"deleted": 0`)
+	require.Len(t, decode[[]any](w, w.ok("outbox", "ls", "--status", "published,claimed", "--json")), 2)
+
+	for _, name := range []string{"ratings/rated", "ratings/old", "ratingsx/rated", "mailer"} {
+		for _, id := range []string{"m-old", "m-new"} {
+			m := provider.Message{ID: id, Mark: true, Handlers: []provider.Handler{{Name: name}}}
+			projector, _, _ := strings.Cut(name, "/")
+			require.NoError(t, w.db.Do(t.Context(), provider.Unit{Projector: projector, Messages: []provider.Message{m}},
+				func(context.Context, pgx.Tx, provider.Found) (provider.Closing, error) {
+					return provider.Closing{}, nil
+				}))
+		}
+	}
+	w.exec(`update kinora.markers set processed_at = processed_at - interval '9 days' where message_id = 'm-old'`)
+	type handler struct {
+		Handler string
+		Runners int
+	}
+	require.Equal(t, []handler{{"mailer", 0}, {"ratings/old", 0}, {"ratings/rated", 0}, {"ratingsx/rated", 0}},
+		decode[[]handler](w, w.ok("markers", "ls", "--json")))
+	prune = []string{"markers", "prune", "--projector", "ratings", "--window", "192h", "--reason", "space"}
+	require.Contains(t, w.fails(2, prune...), "add --yes")
+	require.Contains(t, w.ok(append(prune, "--yes")...), "2 deleted")
+	require.Contains(t, w.ok(append(prune, "--yes")...), "0 deleted")
+	require.Contains(t, w.ok("markers", "prune", "--handler", "mailer", "--window", "192h", "--reason", "r", "--yes"), "1 deleted")
+	require.Contains(t, w.ok("markers", "drop", "ratings/old", "--reason", "it is gone", "--yes"), "1 deleted")
+	require.Equal(t, []handler{{"mailer", 0}, {"ratings/rated", 0}, {"ratingsx/rated", 0}}, decode[[]handler](w, w.ok("markers", "ls", "--json")))
+
+	acts := decode[[]provider.Act](w, w.ok("acts", "ls", "--json", "--payload"))
+	require.Len(t, acts, 6)
+	require.Equal(t, []any{"drop", "markers", "ratings/old", "it is gone", provider.ActDone, int64(1)},
+		[]any{acts[0].Verb, acts[0].Kind, acts[0].Name, acts[0].Reason, acts[0].State, acts[0].Applied})
+	require.Equal(t, []any{"prune", "outbox", int64(1)}, []any{acts[5].Verb, acts[5].Kind, acts[5].Applied})
+	require.Contains(t, string(acts[5].Detail), "24h0m0s")
+}
+
+func (w *world) exec(sql string, args ...any) {
+	w.Helper()
+	_, err := w.db.Pool().Exec(w.Context(), sql, args...)
+	require.NoError(w, err)
 }
 
 func TestTasksAreDecided(t *testing.T) {

@@ -17,6 +17,7 @@ type outboxCmd struct {
 	Show    outboxShowCmd    `cmd:"" help:"Show an entry."`
 	Requeue outboxRequeueCmd `cmd:"" help:"Publish abandoned and failed entries again."`
 	Skip    outboxSkipCmd    `cmd:"" help:"Give entries up: they are never published."`
+	Prune   outboxPruneCmd   `cmd:"" help:"Delete old published and skipped entries. 'outbox ls --status published --older 24h' lists them."`
 	Pause   outboxPauseCmd   `cmd:"" help:"Pause a topic: relays claim none of its entries."`
 	Resume  outboxResumeCmd  `cmd:"" help:"Resume a topic."`
 }
@@ -180,6 +181,31 @@ func (c *outboxSkipCmd) Run(ctx context.Context, app *App) error {
 			return err
 		}
 		return app.changed(n, "skipped")
+	})
+}
+
+type outboxPruneCmd struct {
+	Published time.Duration `help:"Published entries that are older than this are deleted. Zero leaves them."`
+	Skipped   time.Duration `default:"720h" help:"Skipped entries that are older than this are deleted."`
+	decision  `embed:""`
+}
+
+// Validate is called by kong.
+func (c *outboxPruneCmd) Validate() error {
+	if c.Published < 0 || c.Skipped <= 0 {
+		return errors.New("--published must not be negative, and --skipped must be positive")
+	}
+	return nil
+}
+
+// Run deletes entries.
+func (c *outboxPruneCmd) Run(ctx context.Context, app *App) error {
+	if err := c.confirm(app, "Old published and skipped entries are deleted"); err != nil {
+		return err
+	}
+	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
+		n, err := ops.PruneEntries(ctx, outbox.EntryRetention{Published: c.Published, Skipped: c.Skipped}, c.decision.decision())
+		return app.deleted(n, err)
 	})
 }
 

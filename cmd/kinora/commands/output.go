@@ -124,6 +124,14 @@ func (a *App) changed(n int, what string) error {
 	return nil
 }
 
+// deleted prints how many rows were deleted. Zero is no error: a command that prunes may run on a schedule.
+func (a *App) deleted(n int, err error) error {
+	if err != nil {
+		return err
+	}
+	return a.show(map[string]int{"deleted": n}, func(w io.Writer) { _, _ = fmt.Fprintln(w, n, "deleted") })
+}
+
 // meter shows progress: a bar on a terminal, else a line about every two seconds.
 type meter struct {
 	app  *App

@@ -1,0 +1,104 @@
+package commands
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/kinora-go/kinora/admin"
+	"github.com/kinora-go/kinora/marker"
+)
+
+type markersCmd struct {
+	Ls    markersLsCmd    `cmd:"" help:"List the handlers that have markers."`
+	Prune markersPruneCmd `cmd:"" help:"Delete old markers. Runners do this by themselves: use it for projectors that have none."`
+	Drop  markersDropCmd  `cmd:"" help:"Delete all markers of a handler that was removed."`
+}
+
+type markersLsCmd struct{}
+
+// markedHandler is a handler with markers as JSON.
+type markedHandler struct {
+	Handler string `json:"handler"`
+	Runners int    `json:"runners"` // that are alive and have its projector
+}
+
+// Run prints the list.
+func (c *markersLsCmd) Run(ctx context.Context, app *App) error {
+	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
+		handlers, err := ops.MarkedHandlers(ctx)
+		if err != nil {
+			return err
+		}
+		f, err := ops.Facts(ctx)
+		if err != nil {
+			return err
+		}
+		runners := map[string]int{}
+		for _, s := range f.Services {
+			if s.ExpiresAt.After(f.At) {
+				for _, p := range s.Projectors {
+					runners[p]++
+				}
+			}
+		}
+		list := []markedHandler{}
+		var rows [][]string
+		for _, h := range handlers {
+			projector, _, _ := strings.Cut(h, "/")
+			list = append(list, markedHandler{h, runners[projector]})
+			rows = append(rows, []string{h, fmt.Sprint(runners[projector])})
+		}
+		return app.show(list, func(w io.Writer) { table(w, "handler | runners of its projector", rows) })
+	})
+}
+
+type markersPruneCmd struct {
+	Projector string        `help:"Markers of the handlers of this projector, and its replayed and skipped messages."`
+	Handler   []string      `help:"Markers of these handlers: projector/handler, or the name given to the middleware."`
+	Window    time.Duration `required:"" help:"Only those that are older than this: at least the window of the services (RunnerConfig.Markers), which is 192h if it is not set."`
+	Horizon   time.Duration `default:"168h" help:"How long a broker may deliver a message again. The window must be a day longer."`
+	decision  `embed:""`
+}
+
+// Validate is called by kong.
+func (c *markersPruneCmd) Validate() error {
+	if (c.Projector == "") == (len(c.Handler) == 0) {
+		return errors.New("select markers with --projector or --handler")
+	}
+	r := marker.Retention{Horizon: c.Horizon, Window: c.Window}
+	if _, err := r.WithDefaults(); err != nil || c.Window == 0 {
+		return errors.New("--window must be a day longer than --horizon: a message that is delivered again after its marker was deleted takes effect again")
+	}
+	return nil
+}
+
+// Run prunes markers.
+func (c *markersPruneCmd) Run(ctx context.Context, app *App) error {
+	if err := c.confirm(app, fmt.Sprintf("The selected markers that are older than %s are deleted: a message that is delivered again after that takes effect again", c.Window)); err != nil {
+		return err
+	}
+	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
+		n, err := ops.PruneMarkers(ctx, c.Projector, c.Handler, marker.Retention{Horizon: c.Horizon, Window: c.Window}, c.decision.decision())
+		return app.deleted(n, err)
+	})
+}
+
+type markersDropCmd struct {
+	Handler  string `arg:"" help:"The handler: projector/handler, or the name given to the middleware."`
+	decision `embed:""`
+}
+
+// Run drops the markers of a handler.
+func (c *markersDropCmd) Run(ctx context.Context, app *App) error {
+	if err := c.confirm(app, "All markers of "+c.Handler+" are deleted: if a service still has this handler, messages that are delivered again take effect again"); err != nil {
+		return err
+	}
+	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
+		n, err := ops.DropMarkers(ctx, c.Handler, c.decision.decision())
+		return app.deleted(n, err)
+	})
+}
