@@ -77,6 +77,9 @@ type Task struct {
 	NextAt    time.Time
 	CreatedAt time.Time
 	EndedAt   time.Time // when it was done, undone or abandoned; else zero
+	// LastAttemptedAt is when a worker last claimed it to run it; zero: none has. It may be zero in the
+	// result of a claim with Spent.
+	LastAttemptedAt time.Time
 }
 
 // WhyCanceled is Task.Why of a canceled task.

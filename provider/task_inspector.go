@@ -74,6 +74,7 @@ const (
 	WhatPostponed = "postponed"
 	WhatDone      = "done"
 	WhatUndone    = "undone"
+	WhatFailed    = "failed"    // an attempt: Detail is the code, or CodeVanished; By is its worker
 	WhatAbandoned = "abandoned" // Detail is the code
 	WhatRequeued  = "requeued"
 	WhatCanceled  = "canceled"

@@ -56,9 +56,9 @@ func (h *Handler) tasks(ctx context.Context, q *query, v viewer) (*view, error) 
 	for _, c := range facts.Tasks {
 		counts.Rows = append(counts.Rows, []cell{to(string(c.Status), link("tasks", "status", string(c.Status))), marked(count(c.Count), "number"), at(c.Oldest), plain(c.Holder), at(c.Until)})
 	}
-	t := &table{Label: "Tasks", Head: []string{"Task", "Kind", "Status", "Code", "#Attempts", "Waits for", "Created", "Next"}, Empty: "No task has these values."}
+	t := &table{Label: "Tasks", Head: []string{"Task", "Kind", "Status", "Code", "#Attempts", "Waits for", "Created", "Last attempt", "Next"}, Empty: "No task has these values."}
 	for _, one := range found {
-		t.Rows = append(t.Rows, []cell{to(one.ID, link("task", "id", one.ID)), plain(one.Kind), taskCell(one.Status), plain(one.Code), num(int64(one.Attempts)), plain(one.Waits), at(one.CreatedAt), at(one.NextAt)})
+		t.Rows = append(t.Rows, []cell{to(one.ID, link("task", "id", one.ID)), plain(one.Kind), taskCell(one.Status), plain(one.Code), num(int64(one.Attempts)), plain(one.Waits), at(one.CreatedAt), at(one.LastAttemptedAt), at(one.NextAt)})
 	}
 	values := taskValues(f)
 	if len(found) == rows {
@@ -124,7 +124,7 @@ func (h *Handler) task(ctx context.Context, q *query, v viewer) (*view, error) {
 	p := &view{Title: "Task " + show(t.ID), Live: []block{{Fields: fields(
 		field{"Status", taskCell(t.Status)}, field{"Kind", to(t.Kind, link("tasks", "kind", t.Kind))}, field{"Group", to(t.Group, link("tasks", "group", t.Group, "status", "open"))}, field{"Direction", plain(direction)},
 		field{"Version", plain(fmt.Sprint(t.Version))}, field{"Attempts", plain(fmt.Sprint(t.Attempts))}, field{"Waits for", plain(t.Waits)}, field{"Code", plain(t.Code)},
-		field{"Claimed by", plain(t.ClaimedBy)}, field{"Created", at(t.CreatedAt)}, field{"Next", at(t.NextAt)}, field{"Ended", at(t.EndedAt)})},
+		field{"Claimed by", plain(t.ClaimedBy)}, field{"Created", at(t.CreatedAt)}, field{"Last attempt", at(t.LastAttemptedAt)}, field{"Next", at(t.NextAt)}, field{"Ended", at(t.EndedAt)})},
 		{Title: "What happened", Table: history},
 		v.private("Input, steps and result", text{"Input", indented(t.Input)}, text{"Steps", indented(state)}, text{"Result", indented(t.Result)})}}
 	if v.by != "" && !t.Status.Final() {

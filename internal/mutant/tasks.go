@@ -3,7 +3,8 @@ package mutant
 import "slices"
 
 const (
-	tasksSQL = "providers/postgres/migrations/00001_kinora.sql"
+	tasksSQL    = "providers/postgres/migrations/00001_kinora.sql"
+	attemptsSQL = "providers/postgres/migrations/00004_attempts.sql" // claims and changes
 
 	// unfilled is the guard of a slot in kinora.change_tasks.
 	unfilled = "(opens[i] = '' or not coalesce(o.state -> opens[i] ? 'out' or o.state -> opens[i] ->> 'timeout' = 'true', false))"
@@ -23,39 +24,39 @@ var storedTasks = []Mutant{
 	{
 		Name:  "task_no_fence",
 		What:  "a change of a task does not compare the token",
-		Edits: []Edit{{File: tasksSQL, Old: "o.token = tokens[i] and o.status = 'claimed'", New: "o.status = 'claimed'", Count: 4}},
+		Edits: []Edit{{File: attemptsSQL, Old: "o.token = tokens[i] and o.status = 'claimed'", New: "o.status = 'claimed'", Count: 4}},
 		Tests: conforms("Changes/no_claim,_no_change"),
 	},
 	{
 		Name:  "no_slot_guard",
 		What:  "a change fills a slot that is filled",
-		Edits: []Edit{{File: tasksSQL, Old: "and " + unfilled, New: "", Count: 3}},
+		Edits: []Edit{{File: attemptsSQL, Old: "and " + unfilled, New: "", Count: 3}},
 		Tests: conforms("Claim/States/a_filled_slot_is_settled_again"),
 	},
 	{
 		Name:  "done_despite_undo",
 		What:  "a task ends as done although it was canceled",
-		Edits: []Edit{{File: tasksSQL, Old: "and not o.undo\n				and " + unfilled, New: "and " + unfilled}},
+		Edits: []Edit{{File: attemptsSQL, Old: "and not o.undo\n				and " + unfilled, New: "and " + unfilled}},
 		Tests: conforms("Claim/States/the_handler_returns_after_a_cancellation"),
 	},
 	{
 		Name:  "forward_again",
 		What:  "a claim makes a task go forward again",
-		Edits: []Edit{{File: tasksSQL, Old: "			claimed_by = holder,\n", New: "			claimed_by = holder,\n			undo       = false,\n"}},
+		Edits: []Edit{{File: attemptsSQL, Old: "			claimed_by = holder,\n", New: "			claimed_by = holder,\n			undo       = false,\n"}},
 		Tests: conforms("Claim/States/the_direction_stays"),
 	},
 	{
 		Name:  "suspects_together",
 		What:  "tasks that have vanished twice in a row are claimed with others",
-		Edits: []Edit{{File: tasksSQL, Old: "o.status = 'claimed' and not o.suspect and o.vanished >= 1 as again", New: "false as again"}},
+		Edits: []Edit{{File: attemptsSQL, Old: "o.status = 'claimed' and not o.suspect and o.vanished >= 1 as again", New: "false as again"}},
 		Tests: conforms("Claim/States/vanished_twice_in_a_row"),
 	},
 	{
 		Name: "failures_counted",
 		What: "attempts are counted when a task has failed, not when it is claimed",
 		Edits: []Edit{
-			{File: tasksSQL, Old: "else least(o.attempts, 999999999) + 1 end", New: "else o.attempts end"},
-			{File: tasksSQL, Old: "					else case when progresses[i] then 1 else o.attempts end end,", New: "					when 'failed' then o.attempts + 1\n					else case when progresses[i] then 1 else o.attempts end end,"},
+			{File: attemptsSQL, Old: "else least(o.attempts, 999999999) + 1 end", New: "else o.attempts end"},
+			{File: attemptsSQL, Old: "					else case when progresses[i] then 1 else o.attempts end end,", New: "					when 'failed' then o.attempts + 1\n					else case when progresses[i] then 1 else o.attempts end end,"},
 		},
 		Tests: conforms("Claim/Vanished/tasks_that_kill_their_workers"),
 	},
@@ -77,12 +78,12 @@ var storedTasks = []Mutant{
 		state      = t.state || jsonb_build_object(of_name, case`,
 			},
 			{
-				File: tasksSQL,
+				File: attemptsSQL,
 				Old:  "			claimed_by = holder,\n",
 				New:  "			claimed_by = holder,\n			state      = o.state || coalesce((select jsonb_object_agg(b.name, b.slot) from kinora.task_inbox b where b.task = o.id), '{}'),\n",
 			},
 			{
-				File: tasksSQL,
+				File: attemptsSQL,
 				Old:  "			for update;\n			applied := found;\n			if applied then\n",
 				New:  "				and not exists (select from kinora.task_inbox b where b.task = ids[i] and b.name = opens[i])\n			for update;\n			applied := found;\n			if applied then\n",
 			},
@@ -116,31 +117,31 @@ var storedTasks = []Mutant{
 	{
 		Name:  "clock_joined",
 		What:  "the clock is not a bound of the walk of a claim: a claim reads every waiting task",
-		Edits: []Edit{{File: tasksSQL, Old: "o.kind = k.kind and o.next_at <= ck\n", New: "o.kind = k.kind and o.next_at <= (clock_timestamp())\n"}},
+		Edits: []Edit{{File: attemptsSQL, Old: "o.kind = k.kind and o.next_at <= ck\n", New: "o.kind = k.kind and o.next_at <= (clock_timestamp())\n"}},
 		Tests: []Test{{"./providers/postgres", "TestAClaimReadsNoWaitingTasks"}},
 	},
 	{
 		Name:  "oldest_first",
 		What:  "a claim takes the tasks that are due for longest, whatever their kind",
-		Edits: []Edit{{File: tasksSQL, Old: "from seen s order by s.turn, s.next_at, s.id limit most", New: "from seen s order by s.next_at, s.id limit most"}},
+		Edits: []Edit{{File: attemptsSQL, Old: "from seen s order by s.turn, s.next_at, s.id limit most", New: "from seen s order by s.next_at, s.id limit most"}},
 		Tests: conforms("Claim/Claims/kinds_take_turns"),
 	},
 	{
 		Name:  "null_dropped",
 		What:  "slots are set as a merge patch does, which drops nulls",
-		Edits: []Edit{{File: tasksSQL, Old: "else o.state || slots[i] end", New: "else jsonb_strip_nulls(o.state || slots[i]) end", Count: 3}},
+		Edits: []Edit{{File: attemptsSQL, Old: "else o.state || slots[i] end", New: "else jsonb_strip_nulls(o.state || slots[i]) end", Count: 3}},
 		Tests: conforms("Changes/null_is_a_value"),
 	},
 	{
 		Name:  "until_moves",
 		What:  "a wait begins anew when its task waits again",
-		Edits: []Edit{{File: tasksSQL, Old: "if slot ? 'until' then", New: "if false then"}},
+		Edits: []Edit{{File: attemptsSQL, Old: "if slot ? 'until' then", New: "if false then"}},
 		Tests: conforms("Changes/the_end_of_a_wait_is_set_once"),
 	},
 	{
 		Name:  "attempts_for_ever",
 		What:  "a recorded step does not begin a new budget of attempts",
-		Edits: []Edit{{File: tasksSQL, Old: "				attempts   = case when progresses[i] then 1 else o.attempts end,\n", New: ""}},
+		Edits: []Edit{{File: attemptsSQL, Old: "				attempts   = case when progresses[i] then 1 else o.attempts end,\n", New: ""}},
 		Tests: conforms("Claim/Vanished/progress_begins_a_new_budget"),
 	},
 	{
@@ -150,9 +151,27 @@ var storedTasks = []Mutant{
 		Tests: conforms("Decisions/patch_at_another_version"),
 	},
 	{
+		Name:  "attempt_untimed",
+		What:  "a claim does not set the time of the last attempt",
+		Edits: []Edit{{File: attemptsSQL, Old: "then o.attempted_at else ck end", New: "then o.attempted_at else o.attempted_at end"}},
+		Tests: conforms("Claim/States/a_claim_takes_a_pending_task"),
+	},
+	{
+		Name:  "failure_untold",
+		What:  "the trail of a task has no attempt that failed",
+		Edits: []Edit{{File: attemptsSQL, Old: "statuses[i] in ('failed', 'abandoned') then\n				insert", New: "statuses[i] in ('abandoned') then\n				insert"}},
+		Tests: conforms("Claim/States/an_error_with_attempts_left"),
+	},
+	{
+		Name:  "crash_untold",
+		What:  "the trail of a task has no worker that vanished",
+		Edits: []Edit{{File: attemptsSQL, Old: "from picked p where p.vanished),", New: "from picked p where false),"}},
+		Tests: conforms("Claim/States/a_claim_at_the_limit_of_attempts"),
+	},
+	{
 		Name:  "doubt_lost",
 		What:  "a claim does not note that the next step may begin",
-		Edits: []Edit{{File: tasksSQL, Old: "			doubt      = o.doubt or not o.undo,\n", New: ""}},
+		Edits: []Edit{{File: attemptsSQL, Old: "			doubt      = o.doubt or not o.undo,\n", New: ""}},
 		Tests: conforms("Changes/the_step_in_doubt"),
 	},
 }

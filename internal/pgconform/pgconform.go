@@ -166,7 +166,7 @@ func Advance(t testing.TB, db *postgres.DB) func(time.Duration) {
 			"holds":           {"due_at"}, // infinity stays
 			"runners":         {"expires_at"},
 			"leases":          {"expires_at"},
-			"tasks":           {"next_at", "wait_until", "created_at", "ended_at"}, // infinity stays
+			"tasks":           {"next_at", "wait_until", "created_at", "ended_at", "attempted_at"}, // infinity stays
 			"task_groups":     {"created_at", "completed_at"},
 			"task_trail":      {"at"},
 			"snapshots":       {"saved_at"},

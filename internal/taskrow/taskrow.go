@@ -55,6 +55,7 @@ func (r Row) Change(c *provider.TaskChange, now time.Time) (is Row, records []Re
 		is.Attempts, is.Code = max(is.Attempts-1, 0), cmp.Or(c.Code, is.Code)
 	case provider.TaskFailed:
 		is.Code = cmp.Or(c.Code, is.Code)
+		records = append(records, Record{provider.WhatFailed, is.Code, is.ClaimedBy})
 	case provider.TaskWaiting:
 		is.wait(c, r.State[c.Open].Until, now)
 	case provider.TaskDone:

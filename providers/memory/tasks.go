@@ -162,6 +162,7 @@ func (w *work) take(c provider.Task, q provider.TaskQuery, t claim.Terms, now ti
 	is, spent := was, false
 	if was.Status == provider.TaskClaimed { // its lease has ended
 		is.Vanished++
+		w.record(was, provider.WhatFailed, provider.CodeVanished, provider.Decision{By: was.ClaimedBy}, now)
 		is.Code = provider.CodeVanished
 		spent = q.Attempts > 0 && was.Attempts >= q.Attempts
 		if !spent && !was.Suspect && is.Vanished > 1 {
@@ -172,6 +173,7 @@ func (w *work) take(c provider.Task, q provider.TaskQuery, t claim.Terms, now ti
 	}
 	if !spent {
 		is.Attempts++
+		is.LastAttemptedAt = now
 	}
 	is.Doubt = is.Doubt || !is.Undo
 	is.Status, is.Token, is.ClaimedBy, is.NextAt = provider.TaskClaimed, t.Token, t.Holder, now.Add(t.Lease)

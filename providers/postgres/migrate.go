@@ -23,6 +23,9 @@ var migration2 string
 //go:embed migrations/00003_foreign_rows.sql
 var migration3 string
 
+//go:embed migrations/00004_attempts.sql
+var migration4 string
+
 //go:embed roles.sql
 var roles string
 
@@ -49,7 +52,7 @@ func named(schema, script string) (string, error) {
 var schemaName = regexp.MustCompile(`\bkinora\b`)
 
 // migrations are numbered from 1 and append-only.
-var migrations = []string{migration1, migration2, migration3}
+var migrations = []string{migration1, migration2, migration3, migration4}
 
 // MigrationSQL is what Migrate runs for this schema, for people who apply it by other means. Its last lines record the
 // versions, as Migrate does. A schema's name that Config.Schema does not take is an *eventstore.InvalidError.

@@ -17,20 +17,20 @@ import (
 
 // The columns of a task.
 const taskColumns = `o.id, o.kind, o.group_id, o.group_kind, o.input, o.state, o.result, o.status, o.undo, o.why, o.doubt, o.version, o.attempts,
-	o.vanished, o.suspect, o.waits, o.token, o.claimed_by, o.code, o.metadata, o.next_at, o.created_at, o.ended_at`
+	o.vanished, o.suspect, o.waits, o.token, o.claimed_by, o.code, o.metadata, o.next_at, o.created_at, o.ended_at, o.attempted_at`
 
 // taskRow is a row of tasks as the driver reads it.
 type taskRow struct {
 	provider.Task
-	state, metadata      []byte
-	token                *uuid.UUID
-	next, created, ended pgtype.Timestamptz
+	state, metadata                 []byte
+	token                           *uuid.UUID
+	next, created, ended, attempted pgtype.Timestamptz
 }
 
 // columns are the destinations of taskColumns.
 func (r *taskRow) columns() []any {
 	return []any{&r.ID, &r.Kind, &r.Group, &r.GroupKind, &r.Input, &r.state, &r.Result, &r.Status, &r.Undo, &r.Why, &r.Doubt, &r.Version, &r.Attempts,
-		&r.Vanished, &r.Suspect, &r.Waits, &r.token, &r.ClaimedBy, &r.Code, &r.metadata, &r.next, &r.created, &r.ended}
+		&r.Vanished, &r.Suspect, &r.Waits, &r.token, &r.ClaimedBy, &r.Code, &r.metadata, &r.next, &r.created, &r.ended, &r.attempted}
 }
 
 // task returns the task. readable is false if its state is not an object of slots, because another
@@ -41,7 +41,7 @@ func (r *taskRow) task() (t provider.Task, readable bool) {
 		t.Token = claim.Token(*r.token)
 	}
 	t.Metadata = provider.ParseTaskMetadata(r.metadata)
-	t.NextAt, t.CreatedAt, t.EndedAt = storedTime(r.next), storedTime(r.created), storedTime(r.ended)
+	t.NextAt, t.CreatedAt, t.EndedAt, t.LastAttemptedAt = storedTime(r.next), storedTime(r.created), storedTime(r.ended), storedTime(r.attempted)
 	if err := json.Unmarshal(r.state, &t.State); err != nil {
 		t.State = nil
 	}
@@ -89,6 +89,9 @@ func (db *Provider) ClaimTasks(ctx context.Context, q provider.TaskQuery, t clai
 		err := row.Scan(&r.ID, &r.Kind, &r.Group, &r.GroupKind, &r.Input, &r.state, &r.Result, &r.Undo, &r.Why, &r.Doubt, &r.Version, &r.Attempts,
 			&r.Vanished, &r.Suspect, &r.Waits, &r.TimedOut, &r.Spent, &r.Code, &r.metadata, &r.next, &r.created)
 		task, readable := r.task()
+		if !task.Spent {
+			task.LastAttemptedAt = task.NextAt.Add(-t.Lease.Truncate(time.Microsecond)) // the time of the claim
+		}
 		if err == nil && !readable {
 			malformed = append(malformed, abandonMalformed(task))
 		}
@@ -142,7 +145,8 @@ func (db *Provider) TaskCandidates(ctx context.Context, q provider.TaskQuery, li
 // All conditions are on the task's row, so they are checked again after a wait for its lock, with
 // an earlier clock.
 const takeTaskSQL = `
-with ck as materialized (select clock_timestamp() t)
+with ck as materialized (select clock_timestamp() t),
+taken as (
 update kinora.tasks o set
 	status     = case when ` + takenApart + ` then 'failed' else 'claimed' end,
 	suspect    = o.suspect or ` + takenApart + `,
@@ -151,12 +155,16 @@ update kinora.tasks o set
 	token      = case when ` + takenApart + ` then null else $2::uuid end,
 	claimed_by = case when ` + takenApart + ` then o.claimed_by else $3::text end,
 	doubt      = o.doubt or not o.undo and not ` + takenApart + `,
+	attempted_at = case when ` + takenSpent + ` or ` + takenApart + ` then o.attempted_at else ck.t end,
 	attempts   = case when ` + takenSpent + ` or ` + takenApart + ` then o.attempts else least(o.attempts, 999999999) + 1 end,
 	next_at    = case when ` + takenApart + ` then o.next_at else ck.t + $4::bigint * interval '1 microsecond' end
 from ck
 where o.id = $1::text and o.open and o.version = $6::bigint and o.status = $7::text and o.attempts = $8::int and o.token is not distinct from $9::uuid
 	and o.next_at <= ck.t
-returning ` + taskColumns + `, coalesce(o.wait_until <= ck.t, false), $7::text = 'claimed' and $5::int > 0 and $8::int >= $5::int`
+returning ` + taskColumns + `, coalesce(o.wait_until <= ck.t, false), $7::text = 'claimed' and $5::int > 0 and $8::int >= $5::int),
+trail as (
+	insert into kinora.task_trail (task, what, detail, by) select o.id, 'failed', 'vanished', $10::text from taken o where $7::text = 'claimed')
+select * from taken`
 
 const (
 	takenSpent = `(o.status = 'claimed' and $5::int > 0 and o.attempts >= $5::int)`
@@ -172,7 +180,7 @@ func (db *Provider) TakeTask(ctx context.Context, c provider.Task, q provider.Ta
 	var r taskRow
 	crash.Point("take task: before")
 	err := db.pool.QueryRow(ctx, db.q(takeTaskSQL), planned, c.ID, uuid.UUID(t.Token), t.Holder, t.Lease.Microseconds(), max(q.Attempts, 0),
-		c.Version, string(c.Status), c.Attempts, token).Scan(append(r.columns(), &r.TimedOut, &r.Spent)...)
+		c.Version, string(c.Status), c.Attempts, token, c.ClaimedBy).Scan(append(r.columns(), &r.TimedOut, &r.Spent)...)
 	crash.Point("take task: after")
 	if errors.Is(err, pgx.ErrNoRows) {
 		return c, false, nil

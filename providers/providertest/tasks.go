@@ -108,7 +108,7 @@ func (s *stage) noTask(names ...string) {
 // are results of a claim, and are left out.
 func plainTask(t provider.Task) provider.Task {
 	t.TimedOut, t.Spent = false, false
-	for _, at := range []*time.Time{&t.NextAt, &t.CreatedAt, &t.EndedAt} {
+	for _, at := range []*time.Time{&t.NextAt, &t.CreatedAt, &t.EndedAt, &t.LastAttemptedAt} {
 		*at = at.UTC().Round(0)
 	}
 	if len(t.State) == 0 {

@@ -76,6 +76,11 @@ func taskFailed(s *stage) {
 	now = s.apply(second, provider.TaskChange{To: provider.TaskFailed})
 	same(s, "the code of a change without one", now.Code, "*net.OpError")
 	same(s, "attempts of the third claim", s.take("call").Attempts, 3)
+	s.trailed("call", "failed *net.OpError", "failed *net.OpError")
+	r := s.records("call")[0]
+	same(s, "By of the record", r.By, "worker")
+	third := s.task("call")
+	s.require(third.LastAttemptedAt.After(r.At) && third.LastAttemptedAt.Before(third.NextAt), "the last attempt at %v is the third", third.LastAttemptedAt)
 }
 
 func taskAbandoned(s *stage) {

@@ -120,6 +120,7 @@ func (m *taskModel) take(id string, q provider.TaskQuery, token claim.Token, d t
 	if t.status == provider.TaskClaimed {
 		t.vanished++
 		t.code = provider.CodeVanished
+		t.trail = append(t.trail, "failed vanished")
 		spent = t.attempts >= q.Attempts
 		if !spent && !t.suspect && t.vanished >= 2 {
 			t.status, t.suspect, t.token = provider.TaskFailed, true, claim.Token{}
@@ -177,6 +178,8 @@ func (m *taskModel) change(c provider.TaskChange) bool {
 		t.attempts = max(t.attempts-1, 0)
 	case provider.TaskWaiting:
 		m.wait(t, c)
+	case provider.TaskFailed:
+		t.trail = append(t.trail, strings.TrimSpace("failed "+t.code))
 	case provider.TaskDone, provider.TaskUndone, provider.TaskAbandoned:
 		t.suspect, t.waits, t.waitEnd, t.next = false, "", never, never
 		what := string(c.To)

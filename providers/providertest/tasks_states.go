@@ -142,6 +142,7 @@ func taskClaimedFresh(s *stage) {
 	want := was
 	want.Status, want.Attempts, want.Token, want.ClaimedBy, want.Doubt = provider.TaskClaimed, 1, t.Token, t.Holder, true
 	want.NextAt = plainTask(taken[0]).NextAt
+	want.LastAttemptedAt = want.NextAt.Add(-t.Lease)
 	same(s, "the stored task", s.task("call"), want)
 	want.Doubt = false // as before the claim
 	same(s, "the claimed task", plainTask(taken[0]), want)
@@ -216,13 +217,15 @@ func taskSpent(s *stage) {
 	taken := s.claimAll(q, 10)
 	same(s, "ids of the claim at the limit", taskIDs(taken), []string{s.id("call")})
 	got := taken[0]
+	s.require(got.NextAt.Sub(s.task("call").LastAttemptedAt) > 2*lease, "the claim of a spent task is no attempt")
 	same(s, "the spent task", []any{got.Status, got.Spent, got.Attempts, got.Code}, []any{provider.TaskClaimed, true, 2, provider.CodeVanished})
 	s.notDue("call")
 	s.vanish()
 	got = s.claimAll(q, 10)[0] // the worker that was to abandon it crashed too
 	same(s, "the task that is spent again", []any{got.Spent, got.Attempts}, []any{true, 2})
 	s.apply(got, provider.TaskChange{To: provider.TaskAbandoned, Code: provider.CodeVanished})
-	s.trailed("call", "abandoned vanished")
+	s.trailed("call", "failed vanished", "failed vanished", "failed vanished", "abandoned vanished")
+	same(s, "the worker of a record", s.records("call")[0].By, "worker")
 }
 
 func taskSuspected(s *stage) {
@@ -254,7 +257,7 @@ func taskStepped(s *stage) {
 	s.sameState(now.State, map[string]provider.Slot{
 		"charge": {Call: 1, Out: json.RawMessage(`{"a":[1,null,"x"]}`)}, "ship": {Call: 2, Out: json.RawMessage(`"sent"`)},
 	})
-	s.trailed("call")
+	s.trailed("call", "failed vanished")
 }
 
 func taskSlotGuard(s *stage) {

@@ -263,7 +263,7 @@ func shiftBack(db *sql.DB, d time.Duration) error {
 		"kinora_runners":         {"expires_at"},
 		"kinora_leases":          {"expires_at"},
 		"kinora_generations":     {"created_at", "changed_at"},
-		"kinora_tasks":           {"next_at", "wait_until", "created_at", "ended_at"},
+		"kinora_tasks":           {"next_at", "wait_until", "created_at", "ended_at", "attempted_at"},
 		"kinora_task_groups":     {"completed_at"},
 		"kinora_task_trail":      {"at"},
 		"kinora_snapshots":       {"saved_at"},

@@ -14,7 +14,7 @@ import (
 )
 
 const taskColumns = `id, kind, group_id, group_kind, status, undo, why, doubt, version, attempts, vanished, suspect,
-	waits, wait_until, token, claimed_by, code, next_at, created_at, ended_at, metadata, input, state, result`
+	waits, wait_until, token, claimed_by, code, next_at, created_at, ended_at, attempted_at, metadata, input, state, result`
 
 // errMalformed: another program changed a task, and its state is not an object of slots.
 var errMalformed = errors.New("its state is malformed: repair it with PatchTask")
@@ -27,9 +27,9 @@ const codeMalformed = "malformed"
 func scanTask(rows *sql.Rows, more ...any) (r taskrow.Row, err error) {
 	var token, metadata, input, state, result []byte
 	var created int64
-	var wait, next, ended sql.NullInt64
+	var wait, next, ended, attempted sql.NullInt64
 	err = rows.Scan(append([]any{&r.ID, &r.Kind, &r.Group, &r.GroupKind, &r.Status, &r.Undo, &r.Why, &r.Doubt, &r.Version, &r.Attempts,
-		&r.Vanished, &r.Suspect, &r.Waits, &wait, &token, &r.ClaimedBy, &r.Code, &next, &created, &ended, &metadata, &input, &state, &result}, more...)...)
+		&r.Vanished, &r.Suspect, &r.Waits, &wait, &token, &r.ClaimedBy, &r.Code, &next, &created, &ended, &attempted, &metadata, &input, &state, &result}, more...)...)
 	if err != nil {
 		return r, err
 	}
@@ -38,7 +38,7 @@ func scanTask(rows *sql.Rows, more ...any) (r taskrow.Row, err error) {
 	if json.Unmarshal(state, &r.State) != nil {
 		r.State = nil
 	}
-	r.WaitEnds, r.NextAt, r.EndedAt = storedTime(wait), storedTime(next), storedTime(ended)
+	r.WaitEnds, r.NextAt, r.EndedAt, r.LastAttemptedAt = storedTime(wait), storedTime(next), storedTime(ended), storedTime(attempted)
 	r.CreatedAt = storedTime(sql.NullInt64{Int64: created, Valid: true})
 	return r, nil
 }

@@ -60,6 +60,7 @@ update kinora_tasks set
 	claimed_by = iif(` + secondInRow + `, claimed_by, ?7),
 	next_at    = iif(` + secondInRow + `, next_at, ` + claimedAt + ` + ?8),
 	doubt      = doubt or undo = 0,
+	attempted_at = iif(` + secondInRow + ` or ` + isSpent + `, attempted_at, ` + claimedAt + `),
 	attempts   = iif(` + secondInRow + ` or ` + isSpent + `, attempts, min(attempts, 999999999) + 1),
 	vanished   = iif(status = 'claimed', min(vanished, 999999999) + 1, vanished),
 	code       = iif(status = 'claimed', 'vanished', code)
@@ -111,6 +112,13 @@ func (s session) takeTask(ctx context.Context, c provider.Task, q provider.TaskQ
 		return c, false, nil
 	case err != nil || found != nil:
 		return c, false, errors.Join(err, found)
+	}
+	if c.Status == provider.TaskClaimed {
+		if err = s.record(ctx, c.ID, provider.WhatFailed, provider.CodeVanished, provider.Decision{By: c.ClaimedBy}); err != nil {
+			return c, false, err
+		}
+	}
+	switch {
 	case taken.State == nil:
 		if _, err = s.exec(ctx, damageTask, c.ID); err == nil {
 			err = s.record(ctx, c.ID, provider.WhatAbandoned, codeMalformed, provider.Decision{By: t.Holder})

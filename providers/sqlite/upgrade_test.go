@@ -16,7 +16,7 @@ func TestMigrateAppliesOnlyWhatIsMissing(t *testing.T) {
 		require.NoError(t, sqlite.UpWith(t.Context(), db.SQL(), `create table kinora_second (id integer)`, `insert into kinora_second values (3)`))
 	}
 	require.Equal(t, 1, count(t, db.SQL(), "kinora_second"))
-	require.Equal(t, 3, count(t, db.SQL(), "kinora_migrations"))
-	require.Equal(t, 1, count(t, db.SQL(), "kinora_migrations where version_id = 3 and is_applied"))
+	require.Equal(t, 4, count(t, db.SQL(), "kinora_migrations"))
+	require.Equal(t, 1, count(t, db.SQL(), "kinora_migrations where version_id = 4 and is_applied"))
 	require.ErrorContains(t, sqlite.UpWith(t.Context(), db.SQL(), "", "", `create table kinora_second (id integer)`), "later2: ")
 }

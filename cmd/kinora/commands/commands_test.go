@@ -387,6 +387,10 @@ func TestTasksAreDecided(t *testing.T) {
 		return nil
 	})
 	require.Contains(t, w.ok("tasks", "show", "a"), "abandoned")
+	for _, shown := range []string{w.ok("tasks", "ls"), w.ok("tasks", "show", "a")} {
+		require.Contains(t, shown, "last attempt")
+	}
+	require.Contains(t, w.ok("tasks", "show", "a", "--json"), "last_attempted_at")
 	require.Contains(t, w.ok("tasks", "complete", "a", "--result", `"ann"`, "--reason", "called", "--yes"), "1 completed")
 	w.shows([]string{"tasks", "show", "a", "--payload"}, "done", `"ann"`, "called")
 	require.Contains(t, w.ok("tasks", "requeue", "--id", "b", "--reason", "r", "--yes"), "1 requeued")

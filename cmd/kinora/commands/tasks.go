@@ -58,6 +58,7 @@ type taskRow struct {
 	ClaimedBy string          `json:"claimed_by,omitempty"`
 	CreatedAt time.Time       `json:"created_at"`
 	NextAt    time.Time       `json:"next_at,omitzero"`
+	LastAt    time.Time       `json:"last_attempted_at,omitzero"`
 	Input     json.RawMessage `json:"input,omitempty"`
 	State     any             `json:"state,omitempty"`
 	Result    json.RawMessage `json:"result,omitempty"`
@@ -75,7 +76,7 @@ type trailRow struct {
 func taskOf(t task.Task, payload bool) taskRow {
 	row := taskRow{
 		ID: t.ID, Kind: t.Kind, Group: t.Group, Status: t.Status, Undo: t.Undo, Why: t.Why, Version: t.Version, Attempts: t.Attempts, Suspect: t.Suspect,
-		Waits: t.Waits, Code: t.Code, ClaimedBy: t.ClaimedBy, CreatedAt: t.CreatedAt, NextAt: t.NextAt,
+		Waits: t.Waits, Code: t.Code, ClaimedBy: t.ClaimedBy, CreatedAt: t.CreatedAt, NextAt: t.NextAt, LastAt: t.LastAttemptedAt,
 	}
 	if payload {
 		row.Input, row.State, row.Result = t.Input, t.State, t.Result
@@ -99,10 +100,10 @@ func (c *tasksLsCmd) Run(ctx context.Context, app *App) error {
 		var rows [][]string
 		for _, t := range found {
 			list = append(list, taskOf(t, false))
-			rows = append(rows, []string{t.ID, t.Kind, string(t.Status), t.Code, fmt.Sprint(t.Attempts), t.Waits, at(t.CreatedAt), at(t.NextAt)})
+			rows = append(rows, []string{t.ID, t.Kind, string(t.Status), t.Code, fmt.Sprint(t.Attempts), t.Waits, at(t.CreatedAt), at(t.LastAttemptedAt), at(t.NextAt)})
 		}
 		return app.show(list, func(w io.Writer) {
-			table(w, "id | kind | status | code | attempts | waits for | created (UTC) | next (UTC)", rows)
+			table(w, "id | kind | status | code | attempts | waits for | created (UTC) | last attempt (UTC) | next (UTC)", rows)
 		})
 	})
 }
@@ -138,7 +139,7 @@ func (c *tasksShowCmd) Run(ctx context.Context, app *App) error {
 				undo = "its steps are being undone: " + t.Why
 			}
 			fields(w, "id", t.ID, "kind", t.Kind, "group", t.Group, "status", string(t.Status), "direction", undo, "version", fmt.Sprint(t.Version), "attempts", fmt.Sprint(t.Attempts),
-				"waits for", t.Waits, "code", t.Code, "claimed by", t.ClaimedBy, "created", at(t.CreatedAt), "next", at(t.NextAt))
+				"waits for", t.Waits, "code", t.Code, "claimed by", t.ClaimedBy, "created", at(t.CreatedAt), "last attempt", at(t.LastAt), "next", at(t.NextAt))
 			if c.Payload {
 				state, _ := json.Marshal(t.State)
 				fields(w, "input", string(t.Input), "state", string(state), "result", string(t.Result))
