@@ -201,7 +201,8 @@ func TestATaskThatVanishesTwiceIsClaimedAloneUntilItIsSpent(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, 1, n)
 			require.Len(t, claimed(false), 1)
-			require.Equal(t, []string{provider.WhatAbandoned, provider.WhatRequeued}, trail(t, db, "a"))
+			const vanished = provider.WhatFailed
+			require.Equal(t, []string{vanished, vanished, vanished, vanished, provider.WhatAbandoned, provider.WhatRequeued}, trail(t, db, "a"))
 		})
 	}
 }

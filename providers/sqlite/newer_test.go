@@ -28,10 +28,10 @@ func TestASchemaNewerThanTheProgramIsRefused(t *testing.T) {
 		err := start(patience.Context(t))
 		require.ErrorAs(t, err, &newer, what)
 		require.EqualValues(t, 9, newer.Database)
-		require.EqualValues(t, 1, newer.Program)
+		require.EqualValues(t, 2, newer.Program)
 		require.NotErrorIs(t, err, sqlite.ErrNotMigrated)
 	}
-	_, err = db.SQL().Exec(`delete from kinora_migrations where version_id > 1`)
+	_, err = db.SQL().Exec(`delete from kinora_migrations where version_id > 2`)
 	require.NoError(t, err)
 	require.NoError(t, db.Migrate(t.Context()))
 	require.NoError(t, db.Ready(t.Context()))

@@ -172,7 +172,7 @@ func TestParkedPlans(t *testing.T) {
 		{"beat", func() { ok(db.Beat(ctx, "r1", time.Minute, time.Hour)) }, [][]string{
 			nil, nil, {"SEARCH kinora_in_flight USING COVERING INDEX kinora_in_flight_worker (runner=?)"}, nil, nil, nil,
 		}},
-		{"an hour later", func() { require.NoError(t, shiftBack(db.SQL(), time.Hour)) }, make([][]string, 30)},
+		{"an hour later", func() { require.NoError(t, shiftBack(db.SQL(), time.Hour)) }, make([][]string, 31)},
 		{"prune", func() {
 			n, err := db.Prune(ctx, "totals", []string{handler}, time.Minute, 100)
 			ok(nil, err)

@@ -139,7 +139,7 @@ func TestMaintenancePlans(t *testing.T) {
 		{"publish", func() {
 			markAll(t, db, published(claimAll(t, db, provider.EntryQuery{}), false)...)
 		}, [][]string{nil, nil, nil, nil, nil, nil, {anyHeld, byID}, {byID}, {byID}, nil}},
-		{"a second later", func() { require.NoError(t, shiftBack(db.SQL(), time.Second)) }, make([][]string, 30)},
+		{"a second later", func() { require.NoError(t, shiftBack(db.SQL(), time.Second)) }, make([][]string, 31)},
 		{"delete", func() {
 			_, _, err := db.DeleteEntries(ctx, outbox.EntryRetention{Published: 1, Skipped: time.Hour}, 0)
 			require.NoError(t, err)

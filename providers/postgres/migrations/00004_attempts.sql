@@ -2,7 +2,7 @@
 --
 -- Operators: takes a lock on kinora.tasks for a moment, which waits for open transactions, and rewrites nothing.
 -- Tasks that are there have no time until their next attempt.
-alter table kinora.tasks add column attempted_at kinora.stored_time;
+alter table kinora.tasks add column attempted_at "kinora".stored_time;
 
 -- Claims due tasks. The clock is read once and is a bound of each walk. The kinds take turns. A
 -- claimed task that is due has vanished: at the limit of attempts it is taken as spent; the second
