@@ -28,9 +28,9 @@ func (r *Runner) checkUntrusted() error {
 	case !r.cfg.Untrusted || r.src.log != nil:
 		return nil
 	case r.events == nil:
-		return errors.New("Untrusted requires a log: set RunnerConfig.Log")
+		return errors.New("option Untrusted requires a log: set RunnerConfig.Log")
 	case r.cfg.Decode != nil:
-		return errors.New("Untrusted takes events of the log only: give the topics that need Decode to another runner")
+		return errors.New("option Untrusted takes events of the log only: give the topics that need Decode to another runner")
 	}
 	for _, p := range r.projections {
 		if p.opts.Parking == Halt {

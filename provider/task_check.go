@@ -29,7 +29,7 @@ type taskEnded struct{}
 func (taskEnded) Error() string {
 	return "the task has ended, and what it recorded stays as it is: no handler would read the change"
 }
-func (taskEnded) Is(target error) bool { return target == ErrTaskVersion } //nolint:errorlint // as errors.Is calls it
+func (taskEnded) Is(target error) bool { return target == ErrTaskVersion }
 
 // Codes of tasks that providers and workers share.
 const (

@@ -6,7 +6,7 @@ var decoders = []Mutant{
 		Name: "foreign_position",
 		What: "the headers of a position make a message of other software an event of the log",
 		Edits: []Edit{{
-			File: "projector/complete.go", Old: "case m.malformed != nil, m.isForeign:", New: "case m.malformed != nil:",
+			File: "projector/complete.go", Old: "case m.malformed != nil, m.isForeign, m.isUnknown:", New: "case m.malformed != nil, m.isUnknown:",
 		}},
 		Tests: []Test{{"./projector", "TestMessageOfOtherSoftwareIsNotInTheLog"}},
 	},

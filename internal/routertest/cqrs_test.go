@@ -221,7 +221,7 @@ func TestPublisherOrdersAKey(t *testing.T) {
 	go func() { done <- publish("second", "k", func() {}) }()
 	require.NoError(t, publish("free", "", func() {}))
 	patience.NoError(t, func() error { // the second waits
-		return d.exec(t.Context(), `do $$ begin assert exists (select from pg_locks where locktype = 'advisory' and not granted); end $$`)
+		return d.exec(t.Context(), `do $$ begin assert exists (select from pg_locks where locktype = 'advisory' and not granted and database = (select oid from pg_database where datname = current_database())); end $$`)
 	})
 	close(proceed)
 	require.NoError(t, <-done)

@@ -33,7 +33,7 @@ func TestASwitchGivesWayToReadersOfSeveralViews(t *testing.T) {
 		go func() { switched <- do() }()
 		patience.Until(t, func() bool {
 			var waits bool
-			err := db.Pool().QueryRow(ctx, `select exists (select from pg_locks where not granted and relation = 'b'::regclass)`).Scan(&waits)
+			err := db.Pool().QueryRow(ctx, `select exists (select from pg_locks where not granted and relation = 'b'::regclass and database = (select oid from pg_database where datname = current_database()))`).Scan(&waits)
 			return err == nil && waits
 		}, "the switch to wait for the second view")
 		_, err = tx.Exec(ctx, `select from a`)

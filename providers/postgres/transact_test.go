@@ -339,7 +339,8 @@ func TestTransactWhoseCommitReplyIsLost(t *testing.T) {
 		}, 1},
 		"not committed": {func(t *testing.T, _ *pgtest.Proxy, direct *postgres.DB) {
 			_, err := direct.Pool().Exec(context.Background(),
-				`select pg_terminate_backend(pid, 10000) from pg_locks where relation = 'totals'::regclass`)
+				`select pg_terminate_backend(pid, 10000) from pg_locks where relation = 'totals'::regclass
+					and database = (select oid from pg_database where datname = current_database())`) // databases of one template share oids
 			require.NoError(t, err)
 		}, 2},
 	} {
