@@ -421,7 +421,7 @@ func TestUnitsOfARunnerWithoutMarkersDoNotTouchTheirTable(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil, noteTables)
 	_, err := db.Pool().Exec(t.Context(), `alter table kinora.markers rename to markers_gone;
-		insert into broker (consumer, id, key, n) values (0, 'm', 'k', 1), (0, 'm', 'k', 1)`)
+		insert into broker (consumer, id, key, n) values (0, 'm', 'k', 1), (0, 'n', 'k', 1)`) // in one unit, a repeated id would count once
 	require.NoError(t, err)
 	p := projector.Define("noted", notes, projector.Options{}, projector.On("noted", sum))
 	cfg := projector.RunnerConfig{Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), LogErrors: true}
