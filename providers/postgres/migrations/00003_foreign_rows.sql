@@ -34,7 +34,7 @@ alter domain kinora.stored_bytes add constraint stored_bytes_short check (octet_
 alter domain kinora.stored_time add constraint stored_time_near
 	check (value between '0001-01-01 00:00Z' and '9999-12-30 00:00Z') not valid;
 
--- These return the types of before.
+-- These return the types of before. So does kinora.claim_tasks, in migration 4.
 create or replace function kinora.checkpoint(of_projector text, of_generation int, locked text)
 returns table (projector text, generation int, "position" bigint, event_id text, recorded_at timestamptz, lineage text, mode "kinora".checkpoint_mode, token uuid, handlers jsonb, splits jsonb)
 language plpgsql set enable_seqscan = off as $$
@@ -58,52 +58,5 @@ language plpgsql set enable_seqscan = off as $$
 begin
 	return query select s.segment, s.position, s.event_id, s.recorded_at::timestamptz, s.token from kinora.segments s
 		where s.projector = of_projector and s.generation = of_generation and s.segment = of_segment for no key update;
-end
-$$;
-
--- Claims due tasks. The clock is read once and is a bound of each walk. The kinds take turns. A
--- claimed task that is due has vanished: at the limit of attempts it is taken as spent; the second
--- time in a row it becomes suspect, and is not taken.
-create or replace function kinora.claim_tasks(kinds text[], alone boolean, most int, attempts_limit int, new_token uuid, holder text, lease bigint)
-returns table (id text, kind text, group_id text, group_kind text, input jsonb, state jsonb, result jsonb, undo boolean, why text, doubt boolean,
-	version bigint, attempts int, vanished int, suspect boolean, waits text, timed_out boolean, spent boolean, code text, metadata jsonb, next_at timestamptz, created_at timestamptz)
-language plpgsql set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan set jit = off as $$
-#variable_conflict use_column
-declare
-	ck timestamptz := clock_timestamp();
-begin
-	return query
-	with seen as materialized (
-		select p.*, row_number() over (partition by p.kind order by p.next_at, p.id) as turn
-		from unnest(kinds) k(kind), lateral (
-			select o.id, o.kind, o.next_at, o.doubt,
-				o.status = 'claimed' and attempts_limit > 0 and o.attempts >= attempts_limit as spent,
-				o.status = 'claimed' and not o.suspect and o.vanished >= 1 as again
-			from kinora.tasks o
-			where o.open and o.suspect = alone and o.kind = k.kind and o.next_at <= ck
-			order by o.next_at, o.id limit most
-			for update of o skip locked) p),
-	picked as materialized (
-		select s.id, s.next_at, s.doubt, s.turn, s.spent, s.again and not s.spent as apart from seen s order by s.turn, s.next_at, s.id limit most),
-	-- Arrays of ids leave the planner only lookups.
-	suspects as (
-		update kinora.tasks o set status = 'failed', suspect = true, vanished = least(o.vanished, 999999999) + 1, code = 'vanished', token = null
-		where o.id = any(array(select p.id from picked p where p.apart))),
-	taken as (
-		update kinora.tasks o set
-			status     = 'claimed',
-			vanished   = case when o.status = 'claimed' then least(o.vanished, 999999999) + 1 else o.vanished end,
-			code       = case when o.status = 'claimed' then 'vanished' else o.code end,
-			token      = new_token,
-			claimed_by = holder,
-			doubt      = o.doubt or not o.undo,
-			attempts   = case when o.status = 'claimed' and attempts_limit > 0 and o.attempts >= attempts_limit then o.attempts
-				else least(o.attempts, 999999999) + 1 end,
-			next_at    = ck + lease * interval '1 microsecond'
-		where o.id = any(array(select p.id from picked p where not p.apart))
-		returning o.*)
-	select o.id, o.kind, o.group_id, o.group_kind, o.input::jsonb, o.state::jsonb, o.result::jsonb, o.undo, o.why, p.doubt,
-		o.version, o.attempts, o.vanished, o.suspect, o.waits, coalesce(o.wait_until <= ck, false), p.spent, o.code, o.metadata::jsonb, o.next_at, o.created_at
-	from taken o join picked p on p.id = o.id order by p.turn, p.next_at, p.id;
 end
 $$;
