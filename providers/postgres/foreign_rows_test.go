@@ -19,6 +19,7 @@ import (
 	"github.com/kinora-go/kinora/internal/foreignrows"
 	"github.com/kinora-go/kinora/internal/longtest"
 	"github.com/kinora-go/kinora/internal/patience"
+	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
@@ -164,4 +165,22 @@ func TestATaskWithAForeignIDHoldsNoOtherUp(t *testing.T) {
 	for _, c := range changed {
 		require.True(t, c.Applied)
 	}
+}
+
+// A number of attempts that another program writes into a claimed entry does not stop the marks of others.
+// Promise: G1.16
+func TestForeignAttemptsStopNoMarks(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.OpenBusy(t, nil)
+	enqueue(t, db, "a", 1)
+	enqueue(t, db, "b", 1)
+	var marks []outbox.Mark
+	for _, e := range claimAll(t, db) {
+		marks = append(marks, outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Pending})
+	}
+	require.Len(t, marks, 2)
+	execAll(t, db, `update kinora.outbox set attempts = -2147483648 where key = 'a'`)
+	late, err := db.MarkEntries(t.Context(), marks)
+	require.NoError(t, err)
+	require.Empty(t, late)
 }

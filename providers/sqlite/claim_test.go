@@ -313,3 +313,22 @@ func TestSomeTopicsAreClaimedLikeAll(t *testing.T) {
 		}
 	}
 }
+
+// A number of attempts that another program wrote stops neither claims nor marks.
+func TestForeignAttempts(t *testing.T) {
+	t.Parallel()
+	db := open(t, nil)
+	enqueue(t, db, "a", "b")
+	execSQL(t, db, `update kinora_outbox set attempts = 9223372036854775807 where key = 'a'`)
+	taken, err := db.ClaimEntries(t.Context(), provider.EntryQuery{}, claim.Terms{Holder: "me"})
+	require.NoError(t, err)
+	require.Len(t, taken, 2)
+	execSQL(t, db, `update kinora_outbox set attempts = -9223372036854775808 where key = 'a'`)
+	var marks []outbox.Mark
+	for _, e := range taken {
+		marks = append(marks, outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Pending})
+	}
+	late, err := db.MarkEntries(t.Context(), marks)
+	require.NoError(t, err)
+	require.Empty(t, late)
+}
