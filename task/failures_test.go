@@ -92,7 +92,7 @@ func TestGivingUpAtTheLastAttemptIsUndone(t *testing.T) {
 		w.enqueue(kind.New("a", 1))
 		require.Eventually(w, func() bool { s := w.task("a").Status; return s == task.Undone || s == task.Abandoned }, time.Hour, time.Second)
 		require.Equal(w, task.Undone, w.task("a").Status)
-		require.EqualValues(w, 1, undos.Load())
+		require.EqualValues(w, 1, undos.Load(), "%s", w.log)
 	})
 }
 

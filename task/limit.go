@@ -3,7 +3,6 @@ package task
 import (
 	"context"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -14,48 +13,63 @@ const grace = 2 * time.Second
 // pause counts, not that of the whole run.
 type limit struct {
 	timeout time.Duration
+	cancel  context.CancelCauseFunc
 	timer   *time.Timer
-	handler atomic.Bool   // the time is that of the handler, not of the database
 	stuck   chan struct{} // closed if the handler does not return
 	once    sync.Once     // closes stuck
+
+	mu      sync.Mutex
+	due     time.Time // zero while paused
+	handler bool      // the time is that of the handler, not of the database
+	ended   bool
 }
 
 // newLimit returns a limit that has started.
 func newLimit(timeout time.Duration, cancel context.CancelCauseFunc) *limit {
-	l := &limit{timeout: timeout, stuck: make(chan struct{})}
-	l.handler.Store(true)
-	ended := atomic.Bool{}
-	l.timer = time.AfterFunc(timeout, func() {
-		if !ended.CompareAndSwap(false, true) {
-			return
-		}
-		if l.handler.Load() {
-			cancel(errDeadline)
-		} else {
-			cancel(context.Canceled)
-		}
-		time.AfterFunc(grace, l.abandon)
-	})
+	l := &limit{timeout: timeout, cancel: cancel, stuck: make(chan struct{}), handler: true, due: now().Add(timeout)}
+	l.timer = time.AfterFunc(timeout, l.end)
 	return l
+}
+
+// end ends the context, unless the limit was paused or started again while its timer fired.
+func (l *limit) end() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended || l.due.IsZero() || now().Before(l.due) {
+		return
+	}
+	l.ended = true
+	if l.handler {
+		l.cancel(errDeadline)
+	} else {
+		l.cancel(context.Canceled)
+	}
+	time.AfterFunc(grace, l.abandon)
 }
 
 // abandon ends the wait for the handler.
 func (l *limit) abandon() { l.once.Do(func() { close(l.stuck) }) }
 
 // start gives the handler the whole timeout from now on.
-func (l *limit) start() {
-	l.handler.Store(true)
-	l.timer.Reset(l.timeout)
-}
+func (l *limit) start() { l.again(true) }
 
 // database gives the database the whole timeout from now on.
-func (l *limit) database() {
-	l.handler.Store(false)
+func (l *limit) database() { l.again(false) }
+
+func (l *limit) again(handler bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.handler, l.due = handler, now().Add(l.timeout)
 	l.timer.Reset(l.timeout)
 }
 
-// pause stops the time.
-func (l *limit) pause() { l.timer.Stop() }
+// pause stops the time. The context does not end after it has returned.
+func (l *limit) pause() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.due = time.Time{}
+	l.timer.Stop()
+}
 
 // now measures durations.
 func now() time.Time { return time.Now() } //nolint:forbidigo // not compared with the store's times
