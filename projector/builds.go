@@ -3,10 +3,10 @@ package projector
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
+	"github.com/kinora-go/kinora/projector/internal/follow"
+	"github.com/kinora-go/kinora/projector/internal/generation"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -51,11 +51,11 @@ func (p *Projector[Tx]) Generations(ctx context.Context, s State) ([]Generation,
 }
 
 func (p *Projector[Tx]) generations(ctx context.Context, s State) (shown []Generation, err error) {
-	all, err := readGenerations(ctx, s, p.name)
+	all, err := generation.All(ctx, s, p.name)
 	if err != nil {
 		return nil, err
 	}
-	at, err := s.Checkpoint(ctx, live(all).Build)
+	at, err := s.Checkpoint(ctx, generation.Live(all).Build)
 	if err != nil {
 		return nil, err
 	}
@@ -63,14 +63,14 @@ func (p *Projector[Tx]) generations(ctx context.Context, s State) (shown []Gener
 		if g.Cleared && (g.Failed == "" || g.Generation < at.Generation) {
 			continue
 		}
-		one := g.shown()
+		one := shownOf(g)
 		c, err := s.Checkpoint(ctx, g.Build)
 		if err != nil {
 			return nil, err
 		}
 		one.Position = c.Place.Position
-		if behind := at.Place.Position - c.Place.Position; behind > 0 && (g.isBuild() || g.state == provider.GenerationStandby) {
-			if one.Behind, err = count(ctx, s, p.eventTypes(), c.Place.Position, at.Place.Position); err != nil {
+		if behind := at.Place.Position - c.Place.Position; behind > 0 && (g.IsBuild() || g.State == provider.GenerationStandby) {
+			if one.Behind, err = follow.Count(ctx, s, p.Takes(), c.Place.Position, at.Place.Position); err != nil {
 				return nil, err
 			}
 		}
@@ -86,18 +86,18 @@ func (p *Projector[Tx]) generations(ctx context.Context, s State) (shown []Gener
 // and Left are zero. A row that another program wrote shows less.
 func ReadGenerations(rows []provider.Generation) (all []Generation) {
 	for _, row := range rows {
-		g, _ := readGeneration(row)
-		all = append(all, g.shown())
+		g, _ := generation.Read(row)
+		all = append(all, shownOf(g))
 	}
 	return all
 }
 
-// shown returns the generation as it is shown to people.
-func (g *generation) shown() Generation {
+// shownOf returns a generation as it is shown to people.
+func shownOf(g *generation.Row) Generation {
 	return Generation{
-		Projector: g.Projector, Number: g.Generation, State: string(g.state), How: g.How, Decision: Decision{By: g.By, Reason: g.Reason},
+		Projector: g.Projector, Number: g.Generation, State: string(g.State), How: RebuildHow(g.How), Decision: Decision{By: g.By, Reason: g.Reason},
 		Oldest: g.Oldest, Newest: g.Newest, Paused: g.Paused, CaughtUp: g.Done, Failed: g.Failed,
-		Applied: g.Applied, Total: g.Total, PerSecond: g.PerSecond, Seen: g.Seen, ChangedAt: g.changed, CreatedAt: g.created,
+		Applied: g.Applied, Total: g.Total, PerSecond: g.PerSecond, Seen: g.Seen, ChangedAt: g.Changed, CreatedAt: g.Created,
 	}
 }
 
@@ -148,43 +148,38 @@ func control(ctx context.Context, b provider.Builds, of provider.Build, a Genera
 		return fmt.Errorf("%w: use the constants of GenerationAction", ErrInput)
 	}
 	for {
-		all, err := readGenerations(ctx, b, of.Projector)
+		all, err := generation.All(ctx, b, of.Projector)
 		if err != nil {
 			return err
 		}
-		g := find(all, func(g *generation) bool { return g.Build == of })
+		g := generation.Find(all, func(g *generation.Row) bool { return g.Build == of })
 		if g == nil {
 			return fmt.Errorf("%w: it does not exist", ErrGeneration)
 		}
 		to := *g
-		if to.By, to.Reason = d.By, d.Reason; !to.act(a) {
-			return fmt.Errorf("%w: it is %s", ErrGeneration, g.state)
+		if to.By, to.Reason = d.By, d.Reason; !act(&to, a) {
+			return fmt.Errorf("%w: it is %s", ErrGeneration, g.State)
 		}
-		if set, err := b.SetGeneration(ctx, to.stored()); set || err != nil {
+		if set, err := b.SetGeneration(ctx, to.Stored()); set || err != nil {
 			return err
 		}
 	}
 }
 
 // act applies an action to g. It returns false if the state does not allow the action.
-func (g *generation) act(a GenerationAction) (can bool) {
-	isBuild := g.isBuild() && g.How != scratch
-	isStandby := g.state == provider.GenerationStandby
+func act(g *generation.Row, a GenerationAction) (can bool) {
+	build := g.IsBuild() && g.How != generation.Scratch
+	standby := g.State == provider.GenerationStandby
 	switch a {
 	case Pause, Resume:
-		can, g.Paused = isBuild || g.isReplaying() && g.isLive(), a == Pause
+		can, g.Paused = build || g.IsReplaying() && g.IsLive(), a == Pause
 	case Cancel:
-		can, g.state = isBuild, provider.GenerationRetired
+		can, g.State = build, provider.GenerationRetired
 	case Promote:
-		can = isStandby || isBuild && g.How == BlueGreen && g.Failed != ""
+		can = standby || build && g.How == generation.BlueGreen && g.Failed != ""
 		g.Promoted, g.Failed = true, "" // it no longer waits
 	case Drop:
-		can, g.state = isStandby, provider.GenerationRetired
+		can, g.State = standby, provider.GenerationRetired
 	}
 	return can
-}
-
-// eventTypes returns the types of the events that p takes.
-func (p *Projector[Tx]) eventTypes() []string {
-	return slices.Sorted(maps.Keys(p.takers()))
 }

@@ -8,6 +8,9 @@ import (
 	"strings"
 
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector/internal/generation"
+	"github.com/kinora-go/kinora/projector/internal/model"
+	"github.com/kinora-go/kinora/projector/internal/unit"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -59,79 +62,97 @@ func (p *Projector[Tx]) DryRun(
 }
 
 func (r *Runner) dryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {
-	p := r.byName[f.Projector]
+	feeder := r.feeder(f.Projector)
 	resolved := func(s ParkedState) bool { return s != StateWaiting && s != StateStuck }
 	switch {
-	case p == nil:
+	case feeder == nil:
 		return nil, fmt.Errorf("%w: filter.Projector is %q: leave it empty, or use this projector", ErrInput, f.Projector)
-	case !p.dryRuns:
+	case !feeder.Projector.Keeps.DryRun:
 		return nil, ErrNoDryRun
 	case f.Limit < 0 || slices.ContainsFunc(f.States, resolved):
 		return nil, fmt.Errorf("%w: filter.Limit must be at least 0, and filter.States only waiting and stuck", ErrInput)
 	}
-	if err := r.chooseOnce(ctx); err != nil {
+	if err := r.all.ChooseOnce(ctx); err != nil {
 		return nil, err
 	}
-	f.Generation = p.build().Generation
-	rows, err := r.store.Parked(ctx, f)
+	d := dry{Worker: feeder.Worker(), g: feeder.Current(), result: &DryRun{}}
+	defer d.Close()
+	f.Generation = d.g.Generation
+	rows, err := r.host.Store.Parked(ctx, f)
 	if err != nil {
 		return nil, err
 	}
-	received, err := r.receiveParked(ctx, rows)
+	all, err := feeder.Parked(ctx, rows)
 	if err != nil {
 		return nil, err
 	}
-	result := &DryRun{}
-	var msgs []*inbound
-	for i, row := range rows {
-		if m := p.acceptParked(received[i], row); m.aside != nil {
-			result.Failures = append(result.Failures, DryRunFailure{row, m.aside.cause})
+	var msgs []*model.Message
+	for _, m := range all {
+		if m.Aside != nil {
+			d.fails(m, m.Aside.Cause)
 		} else {
 			msgs = append(msgs, m)
 		}
 	}
-	w := &worker{projection: p}
-	defer w.endBackground()
 	for len(msgs) > 0 {
-		u := w.newUnit(msgs)
-		u.intent.DryRun = func(changes []Change) { result.Changes = p.named(changes) }
-		err := u.attempt(ctx, false)
+		done, err := d.try(ctx, msgs, func(changes []Change) { d.result.Changes = d.named(changes) })
 		if err == nil {
-			for i, m := range msgs {
-				switch {
-				case m.aside != nil: // it could not be decoded
-					result.Failures = append(result.Failures, DryRunFailure{*m.parked, m.aside.cause})
-				case u.live[i] && u.parked[i] == nil:
-					result.Messages++
-				default:
-					result.Waiting++
-				}
-			}
-			result.Output = u.output
-			return result, nil
+			d.add(done)
+			break
 		}
 		if provider.ClassOf(err) == ClassTransient || ctx.Err() != nil {
 			return nil, err
 		}
-		at := u.culprit(err)
+		at := done.Culprit(err)
 		if at < 0 && provider.ClassOf(err) == ClassPermanent {
-			at, err = w.firstFailure(ctx, msgs, err)
+			at, err = d.firstFailure(ctx, msgs, err)
 		}
 		if at < 0 {
 			return nil, err
 		}
 		// Try again without the message, and so without those that wait behind it.
-		result.Failures = append(result.Failures, DryRunFailure{*msgs[at].parked, err})
+		d.fails(msgs[at], err)
 		msgs = slices.Delete(msgs, at, at+1)
 	}
-	return result, nil
+	return d.result, nil
+}
+
+// dry runs dry runs of a generation.
+type dry struct {
+	*unit.Worker
+	g      *generation.Row
+	result *DryRun
+}
+
+func (d *dry) fails(m *model.Message, err error) {
+	d.result.Failures = append(d.result.Failures, DryRunFailure{*m.Parked, err})
+}
+
+func (d *dry) try(ctx context.Context, msgs []*model.Message, changes func([]Change)) (*unit.Done, error) {
+	u := d.Of(d.g.Build, d.g.Suffix, msgs)
+	u.Intent.DryRun = changes
+	return d.Run(ctx, u)
+}
+
+// add adds what a dry run did.
+func (d *dry) add(done *unit.Done) {
+	for i, m := range done.Unit.Messages {
+		switch {
+		case m.Aside != nil: // it could not be decoded
+			d.fails(m, m.Aside.Cause)
+		case done.Fates[i] == unit.Changed || done.Rows[i] != nil:
+			d.result.Waiting++
+		default:
+			d.result.Messages++
+		}
+	}
+	d.result.Output = done.Output
 }
 
 // named gives changes the names of Options.Tables.
-func (p *projection) named(changes []Change) []Change {
-	suffix := p.current.Load().Suffix
+func (d *dry) named(changes []Change) []Change {
 	for i, c := range changes {
-		if name, ok := strings.CutSuffix(c.Table, suffix); ok && slices.Contains(p.opts.Tables, name) {
+		if name, ok := strings.CutSuffix(c.Table, d.g.Suffix); ok && slices.Contains(d.Projector.Tables, name) {
 			changes[i].Table = name
 		}
 	}
@@ -142,11 +163,10 @@ func (p *projection) named(changes []Change) []Change {
 // error that belongs to no message, such as output that the outbox refuses: it runs the first
 // message, then the first two, and so on. The result is -1 if none of these fails again, or if the
 // failure is not that of a message.
-func (w *worker) firstFailure(ctx context.Context, msgs []*inbound, err error) (int, error) {
+func (d *dry) firstFailure(ctx context.Context, msgs []*model.Message, err error) (int, error) {
 	for n := 1; n <= len(msgs); n++ {
-		u := w.newUnit(msgs[:n])
-		u.intent.DryRun = func([]Change) {}
-		if again := u.attempt(ctx, false); provider.ClassOf(again) == ClassPermanent {
+		_, again := d.try(ctx, msgs[:n], func([]Change) {})
+		if provider.ClassOf(again) == ClassPermanent {
 			return n - 1, again
 		} else if again != nil {
 			return -1, again

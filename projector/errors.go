@@ -3,6 +3,7 @@ package projector
 import (
 	"errors"
 
+	"github.com/kinora-go/kinora/projector/internal/model"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -45,20 +46,6 @@ func Permanent(err error) error {
 	return &Error{Class: ClassPermanent, Err: err}
 }
 
-// Codes of parked messages. Others are SQLSTATEs and codes of providers.
-const (
-	codeMalformed    = "malformed"    // the headers are not those of a published event, or the Decoder failed
-	codeNoDecoder    = "no_decoder"   // a Decoder has read it before, and this runner has none
-	codeUnregistered = "unregistered" // the type or its version is not registered; due once it is
-	codeUndecodable  = "undecodable"  // the data cannot be decoded as its type
-	codeNoHandler    = "no_handler"   // it was parked for a handler that this program does not have
-	codeNoEvent      = "no_event"     // the log does not have the event: it was restored from a backup, or the message is forged
-	codePanic        = "panic"
-	codeGoexit       = "goexit"  // the handler called runtime.Goexit
-	codeStuck        = "stuck"   // the handler did not return after its timeout
-	codeCrashed      = "crashed" // a process ended while it processed the message
-)
-
 var (
 	// ErrParked: the event is parked for this projector, and waits for an operator.
 	ErrParked = errors.New("the event is parked: replay or skip it")
@@ -72,7 +59,7 @@ var (
 	ErrNoMarkers = errors.New("no markers: Wait requires a runner FromLog, or Options.Markers and a store that keeps markers")
 	// ErrHalted: a message of a projector with Halt is stuck. A new runner starts after it is
 	// replayed or skipped.
-	ErrHalted = errors.New("the projector is halted: replay or skip the stuck message")
+	ErrHalted = model.ErrHalted
 	// ErrNoCheckpoint: the projector has no checkpoint, because no runner has read a log for it.
 	ErrNoCheckpoint = errors.New("the projector has no checkpoint: start a runner that reads the log")
 	// ErrOtherLog: the events were appended to another database or schema.
@@ -83,35 +70,9 @@ var (
 	ErrNotTaken = errors.New("the handler began behind the event")
 	// ErrLogChanged: the log is not the one that was read. Its database was restored from a backup,
 	// or it is another log.
-	ErrLogChanged = errors.New("the log has changed")
+	ErrLogChanged = model.ErrLogChanged
 	// ErrInput: an argument is invalid, and nothing was changed.
 	ErrInput = provider.ErrInput
 	// ErrNoDryRun: the provider cannot show the changes of a unit.
 	ErrNoDryRun = errors.New("the provider has no dry runs")
-)
-
-var (
-	errBegin     = &Error{Class: ClassTransient, Code: "begin", Err: errors.New("the store did not reply in time")}
-	errNoHandler = &Error{
-		Class: ClassPermanent, Code: codeNoHandler, Err: errors.New("this program does not have the handler of the message"),
-	}
-
-	errNoDecoder = &Error{
-		Class: ClassTransient, Code: codeNoDecoder,
-		Err: errors.New("the message is of other software: set RunnerConfig.Decode to the decoder of its runner"),
-	}
-
-	errNoEvent = &Error{
-		Class: ClassPermanent, Code: codeNoEvent, Err: errors.New("the log no longer has the event: it was probably restored from a backup"),
-	}
-
-	errNotInLog = &Error{
-		Class: ClassPermanent, Code: codeNoEvent, Err: errors.New("the log has no event with this id: the message is forged, or its source must not be Untrusted"),
-	}
-
-	errPartly = &Error{Class: ClassPermanent, Code: provider.CodePartly, Err: errors.New("a part of its writes took effect, and cannot be undone")}
-	errGoexit = &Error{Class: ClassUnknown, Code: codeGoexit, Err: errors.New("the handler called runtime.Goexit")}
-	errStuck  = &Error{
-		Class: ClassPermanent, Code: codeStuck, Err: errors.New("the handler did not return after its timeout, and may still run"),
-	}
 )

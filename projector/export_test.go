@@ -18,6 +18,6 @@ func OwnProcess(r *Runner) { ShareProcess(r) }
 func ShareProcess(runners ...*Runner) {
 	one := new(sync.RWMutex)
 	for _, r := range runners {
-		r.process = one
+		r.crashes.Process = one
 	}
 }

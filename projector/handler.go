@@ -2,11 +2,11 @@ package projector
 
 import (
 	"context"
-	"errors"
 	"slices"
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector/internal/model"
 )
 
 // Handler is one handler of a projector. On, OnEmit and OnBatch return it.
@@ -14,9 +14,9 @@ type Handler[Tx any] struct {
 	name  string
 	was   []string
 	match func(*eventstore.Types) []string
-	run   func(ctx context.Context, tx Tx, t *eventstore.Types, m *inbound) ([]outbox.Message, error)
-	batch func(ctx context.Context, tx Tx, events []any) error // of OnBatch, instead of run
-	take  func(t *eventstore.Types, m *inbound) (any, error)   // returns an event for batch
+	run   func(ctx context.Context, tx Tx, t *eventstore.Types, m *model.Message) ([]outbox.Message, error)
+	batch func(ctx context.Context, tx Tx, events []any) error     // of OnBatch, instead of run
+	take  func(t *eventstore.Types, m *model.Message) (any, error) // returns an event for batch
 	emits bool
 	setup bool // OnCreate or OnReset: it takes no events
 }
@@ -75,10 +75,10 @@ func OnEmit[Tx, E any](
 	}
 	return Handler[Tx]{
 		name: name, match: eventstore.Matching[E], emits: true,
-		run: func(ctx context.Context, tx Tx, t *eventstore.Types, m *inbound) ([]outbox.Message, error) {
-			e, err := decode[E](t, m)
+		run: func(ctx context.Context, tx Tx, t *eventstore.Types, m *model.Message) ([]outbox.Message, error) {
+			e, err := model.Decoded[E](t, m)
 			if err != nil {
-				return nil, undecodable(err)
+				return nil, model.Undecodable(err)
 			}
 			return fn(ctx, tx, e)
 		},
@@ -102,10 +102,10 @@ func OnBatch[Tx, E any](name string, fn func(ctx context.Context, tx Tx, events 
 	}
 	return Handler[Tx]{
 		name: name, match: eventstore.Matching[E],
-		take: func(t *eventstore.Types, m *inbound) (any, error) {
-			e, err := decode[E](t, m)
+		take: func(t *eventstore.Types, m *model.Message) (any, error) {
+			e, err := model.Decoded[E](t, m)
 			if err != nil {
-				return nil, undecodable(err)
+				return nil, model.Undecodable(err)
 			}
 			return e, nil
 		},
@@ -117,12 +117,4 @@ func OnBatch[Tx, E any](name string, fn func(ctx context.Context, tx Tx, events 
 			return fn(ctx, tx, all)
 		},
 	}
-}
-
-func undecodable(err error) error {
-	code := codeUndecodable
-	if errors.Is(err, eventstore.ErrUnregistered) {
-		code = codeUnregistered
-	}
-	return &Error{Class: ClassPermanent, Code: code, Err: err}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/projector/internal/follow"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -50,31 +51,20 @@ func (p *Projector[Tx]) lag(ctx context.Context, s State) (Lag, error) {
 		return Lag{}, fmt.Errorf("%w: the checkpoint is in log %s, and this one is %s: use StateOf", ErrOtherLog, c.Lineage, id.Lineage)
 	}
 	lag, takers := Lag{Position: c.Place.Position, Live: c.Mode == provider.ModeLive}, p.takers()
-	q := provider.LogQuery{
-		After: c.Place.Position, Filter: eventstore.LogFilter{Types: p.eventTypes()},
-		Limit: 10 * completePage, Unsettled: true, NoData: true,
-	}
-	for {
-		page, err := s.LogPage(ctx, q)
+	err = follow.Unsettled(ctx, s, p.Takes(), c.Place.Position, func(events []eventstore.Raw) (bool, error) {
+		open := slices.DeleteFunc(events, func(e eventstore.Raw) bool { return c.Applied(e.Stream, e.Position) })
+		missing, err := follow.Unapplied(ctx, s, provider.Build{Projector: p.name, Generation: c.Generation}, takers, open)
 		if err != nil {
-			return Lag{}, err
-		}
-		last := page.End.Position
-		if n := len(page.Events); n > 0 {
-			last = max(last, page.Events[n-1].Position)
-		}
-		open := slices.DeleteFunc(page.Events, func(e eventstore.Raw) bool { return c.Applied(e.Stream, e.Position) })
-		missing, err := unapplied(ctx, s, provider.Build{Projector: p.name, Generation: c.Generation}, takers, open)
-		if err != nil {
-			return Lag{}, err
+			return false, err
 		}
 		if lag.Events == 0 && len(missing) > 0 {
 			lag.Oldest = missing[0].RecordedAt
 		}
 		lag.Events += int64(len(missing))
-		if !page.Full || last <= q.After {
-			return lag, nil
-		}
-		q.After = last
+		return true, nil
+	})
+	if err != nil {
+		return Lag{}, err
 	}
+	return lag, nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector/internal/model"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -167,7 +168,7 @@ func (o *once[Tx]) call(ctx context.Context, m *message.Message, h message.Handl
 			CorrelationID: m.Metadata[outbox.HeaderCorrelation], Traceparent: m.Metadata[outbox.HeaderTraceparent],
 		},
 	}
-	m.SetContext(withCause(ctx, cause))
+	m.SetContext(model.WithCause(ctx, cause))
 	crash.Point("handler: before")
 	out, err := h(m)
 	crash.Point("handler: after")
@@ -182,7 +183,7 @@ func (o *once[Tx]) call(ctx context.Context, m *message.Message, h message.Handl
 	if err := outbox.NewPublisher(&c).Publish(topic, out...); err != nil {
 		return nil, err
 	}
-	return completed(c, o.name, cause), nil
+	return model.Completed(c, o.name, cause), nil
 }
 
 // collector is an outbox.Enqueuer that keeps the messages.

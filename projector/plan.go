@@ -6,6 +6,9 @@ import (
 	"math"
 	"time"
 
+	"github.com/kinora-go/kinora/projector/internal/follow"
+	"github.com/kinora-go/kinora/projector/internal/generation"
+	"github.com/kinora-go/kinora/projector/internal/rebuild"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -31,78 +34,48 @@ func (p *Projector[Tx]) Plan(ctx context.Context, db provider.Units[Tx], how Reb
 	if err != nil {
 		return nil, fmt.Errorf("plan a rebuild of %s: %w", p.name, err)
 	}
-	plan, err := r.projections[0].plan(ctx, how)
+	plan, err := r.plan(ctx, how)
 	if err != nil {
 		return nil, fmt.Errorf("plan a rebuild of %s: %w", p.name, err)
 	}
 	return plan, nil
 }
 
-func (p *projection) plan(ctx context.Context, how RebuildHow) (*Plan, error) {
-	if err := p.canRebuild(how); err != nil {
+func (r *Runner) plan(ctx context.Context, how RebuildHow) (*Plan, error) {
+	f := r.all.Feeders[0]
+	p := f.Projector
+	if err := rebuild.CanRebuild(p, generation.How(how)); err != nil {
 		return nil, err
 	}
-	all, err := p.runner.generationsOf(ctx, p.name)
+	all, err := r.host.Generations(ctx, p.Name)
 	if err != nil {
 		return nil, err
 	}
-	is, plan := live(all), &Plan{}
-	if err := p.unlogged(ctx, is); err != nil {
+	live, plan := generation.Live(all), &Plan{}
+	if err := f.Maker.Unlogged(ctx, live); err != nil {
 		return nil, err
 	}
-	from, err := p.beginning(ctx, is.Generation)
+	from, err := f.Beginning(ctx, live.Generation)
 	if err != nil {
 		return nil, err
 	}
-	if plan.Events, err = count(ctx, p.reader.log, p.reader.filter.Types, from.Position, math.MaxInt64); err != nil {
+	if plan.Events, err = follow.Count(ctx, r.host.Log, p.Rules.Filter.Types, from.Position, math.MaxInt64); err != nil {
 		return nil, err
 	}
-	if how == InPlace && !p.resets {
-		plan.Reset = p.tables(is.Suffix)
+	if how == InPlace && !p.Resets {
+		plan.Reset = p.TablesOf(live.Suffix)
 	}
-	f := ParkedFilter{Projector: p.name, Generation: is.Generation, Limit: 1000}
-	for parked, err := p.runner.store.Parked(ctx, f); len(parked) > 0 || err != nil; parked, err = p.runner.store.Parked(ctx, f) {
+	q := ParkedFilter{Projector: p.Name, Generation: live.Generation, Limit: 1000}
+	for parked, err := r.host.Store.Parked(ctx, q); len(parked) > 0 || err != nil; parked, err = r.host.Store.Parked(ctx, q) {
 		if err != nil {
 			return nil, err
 		}
-		plan.Parked, f.After = plan.Parked+len(parked), parked[len(parked)-1].Seq
+		plan.Parked, q.After = plan.Parked+len(parked), parked[len(parked)-1].Seq
 	}
-	if plan.PerSecond = p.sample(ctx, is, newest(all)+1, from.Position); plan.PerSecond > 0 {
+	next := generation.Next(all, generation.Order{})
+	next.State, next.Suffix = provider.GenerationBuilding, live.Suffix
+	if plan.PerSecond = rebuild.Sample(ctx, f.Reader(next, provider.Checkpoint{}), next, from.Position); plan.PerSecond > 0 {
 		plan.Duration = time.Duration(float64(plan.Events) / plan.PerSecond * float64(time.Second)).Round(time.Millisecond)
 	}
 	return plan, nil
-}
-
-// sample applies the first events in a transaction that is rolled back, and returns the number of
-// events per second, or zero if it fails.
-func (p *projection) sample(ctx context.Context, is *generation, number int, after int64) float64 {
-	g := &generation{Build: provider.Build{Projector: p.name, Generation: number}, state: provider.GenerationBuilding}
-	g.Suffix = is.Suffix
-	one := p.in(g, true)
-	r := one.reader
-	r.serving = g
-	defer r.endBackground()
-	page, err := r.log.LogPage(ctx, provider.LogQuery{After: after, Filter: r.filter, Limit: logBatch})
-	if err != nil || len(page.Events) == 0 {
-		return 0
-	}
-	id, err := r.log.LogID(ctx)
-	if err != nil {
-		return 0
-	}
-	r.runner.logID.Store(&id)
-	u := r.newUnit(nil)
-	if p.creates {
-		u.setup, u.suffix = created, fmt.Sprintf("_g%d", number)
-	}
-	u.intent.Once, u.intent.Messages, u.intent.Reader = true, nil, &provider.Reader{}
-	u.intent.Switch = &provider.Switch{Snapshot: true, Last: func(ctx context.Context, _ provider.Live) ([]provider.Message, error) {
-		u.msgs, err = r.accept(ctx, page.Events)
-		return messagesOf(u.msgs), err
-	}}
-	began := r.runner.cfg.Clock()
-	if err := u.transact(ctx); err != nil {
-		return 0
-	}
-	return float64(len(page.Events)) / max(r.runner.cfg.Clock().Sub(began), time.Microsecond).Seconds()
 }

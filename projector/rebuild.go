@@ -5,8 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"time"
 
+	"github.com/kinora-go/kinora/projector/internal/generation"
+	"github.com/kinora-go/kinora/projector/internal/model"
+	"github.com/kinora-go/kinora/projector/internal/rebuild"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -24,17 +27,10 @@ const (
 	// date, for a rollback (Promote), until Drop or the next rebuild. It requires OnCreate and
 	// Options.Tables.
 	BlueGreen
-
-	scratch // the new tables of Verify
 )
 
 // String returns "none", "in-place" or "blue-green".
-func (h RebuildHow) String() string {
-	if names := [...]string{"none", "in-place", "blue-green", "verify"}; h >= 0 && int(h) < len(names) {
-		return names[h]
-	}
-	return fmt.Sprintf("RebuildHow(%d)", int(h))
-}
+func (h RebuildHow) String() string { return generation.How(h).String() }
 
 // Rebuild is a request to rebuild the read model of a projector from the log.
 type Rebuild struct {
@@ -54,14 +50,10 @@ type Rebuild struct {
 
 var (
 	// ErrNoRebuild: the projector cannot be rebuilt. The text says why.
-	ErrNoRebuild = errors.New("the projector cannot be rebuilt")
+	ErrNoRebuild = model.ErrNoRebuild
 	// ErrGeneration: the generation is not in a state that allows this, or it does not exist.
-	ErrGeneration = errors.New("the generation does not allow this")
+	ErrGeneration = model.ErrGeneration
 )
-
-func refuse(format string, args ...any) error {
-	return fmt.Errorf("%w: %s", ErrNoRebuild, fmt.Sprintf(format, args...))
-}
 
 // RebuildStore stores requests. Every provider implements it.
 type RebuildStore interface {
@@ -92,24 +84,26 @@ func requestRebuild(ctx context.Context, b RebuildStore, projector string, r Reb
 		return 0, err
 	}
 	for {
-		all, err := readGenerations(ctx, b, projector)
+		all, err := generation.All(ctx, b, projector)
 		if err != nil {
 			return 0, err
 		}
-		if g := find(all, (*generation).isBuild); g != nil {
-			if g.How == scratch {
+		if g := generation.Find(all, (*generation.Row).IsBuild); g != nil {
+			if g.How == generation.Scratch {
 				return 0, fmt.Errorf("%w: it is being verified", ErrGeneration)
 			}
 			return g.Generation, nil
 		}
-		if is := live(all); r.How == InPlace && isRebuiltInPlace(all, is) {
-			return is.Generation, nil
+		if live := generation.Live(all); r.How == InPlace && isRebuiltInPlace(all, live) {
+			return live.Generation, nil
 		}
 		if c, err := b.Checkpoint(ctx, provider.Build{Projector: projector}); err != nil || c.Mode == 0 {
 			return 0, cmp.Or(err, ErrNoCheckpoint)
 		}
-		g := request(all, r)
-		created, err := b.SetGeneration(ctx, g.stored())
+		g := generation.Next(all, generation.Order{
+			How: generation.How(r.How), Rate: r.Rate, Check: r.Check, Anyway: r.Anyway, By: r.By, Reason: r.Reason,
+		})
+		created, err := b.SetGeneration(ctx, g.Stored())
 		if created || err != nil {
 			return g.Generation, err
 		}
@@ -118,9 +112,9 @@ func requestRebuild(ctx context.Context, b RebuildStore, projector string, r Reb
 
 // isRebuiltInPlace reports whether the live generation is being rebuilt in place: it has the tables of
 // the one that was live before. After a rollback, it has other ones.
-func isRebuiltInPlace(all []*generation, is *generation) bool {
-	return is.How == InPlace && is.isReplaying() &&
-		find(all, func(g *generation) bool { return g.Generation == is.Source && g.Suffix == is.Suffix }) != nil
+func isRebuiltInPlace(all []*generation.Row, live *generation.Row) bool {
+	return live.How == generation.InPlace && live.IsReplaying() &&
+		generation.Find(all, func(g *generation.Row) bool { return g.Generation == live.Source && g.Suffix == live.Suffix }) != nil
 }
 
 func (r *Rebuild) validate() error {
@@ -130,13 +124,6 @@ func (r *Rebuild) validate() error {
 	return r.Validate()
 }
 
-// request returns a new generation, with the state requested.
-func request(all []*generation, r Rebuild) *generation {
-	g := &generation{Build: provider.Build{Projector: all[0].Projector, Generation: newest(all) + 1}, state: provider.GenerationRequested}
-	g.How, g.Rate, g.Check, g.Anyway, g.By, g.Reason = r.How, r.Rate, r.Check, r.Anyway, r.By, r.Reason
-	return g
-}
-
 // Rebuild requests a rebuild, and returns when it has ended: when the read model has caught up with
 // the log (InPlace), or the new one is live (BlueGreen). If a rebuild is going on, it waits for that
 // one. The runner must run. After the end of ctx the rebuild continues, in any runner of the projector.
@@ -144,26 +131,26 @@ func request(all []*generation, r Rebuild) *generation {
 //   - ErrGeneration: the rebuild was canceled, or it waits for Promote (Rebuild.Check).
 //   - ErrInput: see RequestRebuild.
 func (r *Runner) Rebuild(ctx context.Context, projector string, how Rebuild) error {
-	p := r.byName[projector]
-	if p == nil {
+	f := r.feeder(projector)
+	if f == nil {
 		return fmt.Errorf("rebuild: %w: the runner has no projector %q", ErrInput, projector)
 	}
-	if err := p.canRebuild(how.How); err != nil {
+	if err := rebuild.CanRebuild(f.Projector, generation.How(how.How)); err != nil {
 		return fmt.Errorf("rebuild %s: %w", projector, err)
 	}
-	n, err := requestRebuild(ctx, r.store, projector, how)
-	for ; err == nil; wait(ctx, followFast/2) {
-		r.followNow()
-		var g *generation
-		if g, err = r.generation(ctx, provider.Build{Projector: projector, Generation: n}); err != nil {
+	n, err := requestRebuild(ctx, r.host.Store, projector, how)
+	for ; err == nil; model.Wait(ctx, rebuildLook) {
+		r.host.Follow.Send()
+		var g *generation.Row
+		if g, err = r.host.Generation(ctx, provider.Build{Projector: projector, Generation: n}); err != nil {
 			break
 		}
 		switch {
-		case g.isLive() && g.Done:
+		case g.IsLive() && g.Done:
 			return nil
-		case g.state == provider.GenerationRetired && g.Failed != "":
-			err = refuse("%s", g.Failed)
-		case g.state == provider.GenerationRetired:
+		case g.State == provider.GenerationRetired && g.Failed != "":
+			err = fmt.Errorf("%w: %s", ErrNoRebuild, g.Failed)
+		case g.State == provider.GenerationRetired:
 			err = fmt.Errorf("%w: the rebuild was canceled", ErrGeneration)
 		case g.Failed != "" && !g.Promoted:
 			err = fmt.Errorf("%w: %s", ErrGeneration, g.Failed)
@@ -174,44 +161,16 @@ func (r *Runner) Rebuild(ctx context.Context, projector string, how Rebuild) err
 	return fmt.Errorf("rebuild %s: %w", projector, err)
 }
 
-// generation reads a generation. It returns ErrGeneration if there is none.
-func (r *Runner) generation(ctx context.Context, b provider.Build) (*generation, error) {
-	all, err := r.generationsOf(ctx, b.Projector)
-	if err != nil {
-		return nil, err
-	}
-	if g := find(all, func(g *generation) bool { return g.Build == b }); g != nil {
-		return g, nil
-	}
-	return nil, fmt.Errorf("%w: %s does not exist", ErrGeneration, b)
-}
-
-// canRebuild returns ErrNoRebuild if the definition does not allow this rebuild.
-func (p *projection) canRebuild(how RebuildHow) error {
-	switch {
-	case p.reader == nil:
-		return refuse("its runner reads no log for it: give it Options.Markers, and RunnerConfig.Log or a store with events")
-	case !p.keeps.Atomic && !p.keeps.Markers:
-		return refuse("its store keeps no markers")
-	case how == InPlace && !p.resets && !p.keeps.Reset:
-		return refuse("give it OnReset: its store cannot empty tables")
-	case how == InPlace && !p.resets && len(p.opts.Tables) == 0:
-		return refuse("give it OnReset or Options.Tables")
-	case how != InPlace && (!p.creates || len(p.opts.Tables) == 0):
-		return refuse("give it OnCreate and Options.Tables")
-	case len(p.opts.Tables) > 0 && !p.keeps.Tables && (how != InPlace || !p.resets):
-		return refuse("its store has no tables")
-	}
-	return nil
-}
+// rebuildLook is the pause between two looks at a rebuild.
+const rebuildLook = 100 * time.Millisecond
 
 // checkRebuild returns an error if the options, OnCreate and OnReset do not fit together or to the
 // store.
 func (p *Projector[Tx]) checkRebuild(keeps provider.Keeps) error {
 	err := provider.CheckTables(p.opts.Tables...)
-	how, creates, resets := p.opts.RebuildOnChange, p.setupOf(created) != nil, p.setupOf(reset) != nil
+	how, creates, resets := p.opts.RebuildOnChange, p.setupOf(model.Created) != nil, p.setupOf(model.Reset) != nil
 	if creates && err == nil {
-		err = checkSuffixed(p.opts.Tables...)
+		err = model.CheckSuffixed(p.opts.Tables...)
 	}
 	switch {
 	case p.opts.Version < 0 || how < NoRebuild || how > BlueGreen:
@@ -228,51 +187,4 @@ func (p *Projector[Tx]) checkRebuild(keeps provider.Keeps) error {
 		err = errors.Join(err, errors.New("OnCreate and options.Tables require a store whose read models are tables"))
 	}
 	return err
-}
-
-// unlogged returns ErrNoRebuild if the live generation has applied or parked messages that are not
-// in the log.
-func (p *projection) unlogged(ctx context.Context, is *generation) error {
-	has, err := p.runner.store.Unlogged(ctx, is.Build, p.marked)
-	if err != nil {
-		return err
-	}
-	if has {
-		return refuse("it has applied messages that are not in the log: a rebuild would lose them (Rebuild.Anyway)")
-	}
-	f := ParkedFilter{Projector: p.name, Generation: is.Generation, Limit: 100}
-	for {
-		rows, err := p.runner.store.Parked(ctx, f)
-		if err != nil || len(rows) == 0 {
-			return err
-		}
-		ids := make([]string, len(rows))
-		for i, row := range rows {
-			ids[i], f.After = row.MessageID, row.Seq
-		}
-		places, err := p.reader.log.LogPlaces(ctx, ids)
-		if err != nil {
-			return err
-		}
-		if i := slices.IndexFunc(ids, func(id string) bool { return places[id].Position == 0 }); i >= 0 {
-			return refuse("a parked message is not in the log: replay or skip it first (id %q, Rebuild.Anyway)", ids[i])
-		}
-	}
-}
-
-// skippedIn returns the ids of the events that operators have skipped in a generation and in earlier
-// ones, sorted.
-func (p *projection) skippedIn(ctx context.Context, is *generation) ([]string, error) {
-	ids := slices.Clone(is.Skipped)
-	f := ParkedFilter{Projector: p.name, Generation: is.Generation, States: []ParkedState{StateSkipped}, Limit: 1000}
-	for {
-		rows, err := p.runner.store.Parked(ctx, f)
-		if err != nil || len(rows) == 0 {
-			slices.Sort(ids)
-			return slices.Compact(ids), err
-		}
-		for _, row := range rows {
-			ids, f.After = append(ids, row.MessageID), row.Seq
-		}
-	}
 }

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kinora-go/kinora/projector/internal/model"
+	"github.com/kinora-go/kinora/projector/internal/unit"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -37,42 +39,56 @@ func (v *Verified) Report() provider.VerifyReport {
 	return provider.VerifyReport{Position: v.Position, Events: v.Events, Parked: v.Parked, Differences: v.Differences, Repaired: len(v.Repaired)}
 }
 
-// answer makes the runner answer requests of operators about p.
-func answer[Tx any](r *Runner, u provider.Units[Tx], p *Projector[Tx]) {
-	one := r.byName[p.name]
-	cfg := r.cfg
-	cfg.Observer, cfg.Log = RunnerObserver{}, r.log
-	one.dryRun = func(ctx context.Context, f ParkedFilter) (*DryRun, error) { return p.DryRun(ctx, u, f, &cfg) }
-	one.verify = func(ctx context.Context, v Verification) (*Verified, error) { return p.Verify(ctx, u, v, &cfg) }
+// answers answers requests of operators.
+type answers struct {
+	host  *model.Host
+	store provider.Operations // nil: the store has none
+	by    map[string]operator // by the name of the projector
 }
 
-// takeRequests looks for requests of operators about the projectors of this runner, and answers them,
+// operator does what operators request.
+type operator struct {
+	dryRun func(context.Context, ParkedFilter) (*DryRun, error)
+	verify func(context.Context, Verification) (*Verified, error)
+}
+
+// operatorOf returns what does it for p.
+func operatorOf[Tx any](r *Runner, u provider.Units[Tx], p *Projector[Tx]) operator {
+	cfg := r.cfg
+	cfg.Observer, cfg.Log = RunnerObserver{}, r.host.Log
+	return operator{
+		dryRun: func(ctx context.Context, f ParkedFilter) (*DryRun, error) { return p.DryRun(ctx, u, f, &cfg) },
+		verify: func(ctx context.Context, v Verification) (*Verified, error) { return p.Verify(ctx, u, v, &cfg) },
+	}
+}
+
+// take looks for requests of operators about the projectors of this runner, and answers them,
 // until ctx ends.
-func (r *Runner) takeRequests(ctx, hard context.Context) {
-	if r.operations == nil {
+func (o *answers) take(ctx, hard context.Context) {
+	if o.store == nil {
 		return
 	}
 	var all sync.WaitGroup
 	defer all.Wait()
-	for ; ctx.Err() == nil; wait(ctx, requestEvery) {
-		open, err := r.requests(ctx)
+	for ; ctx.Err() == nil; model.Wait(ctx, requestEvery) {
+		open, err := o.requests(ctx)
 		if err != nil && ctx.Err() == nil {
-			r.report(slog.LevelWarn, "requests not read", err)
+			o.host.Report(slog.LevelWarn, "requests not read", err)
 		}
 		for _, a := range open {
-			p := r.byName[a.Name]
-			if p == nil || a.State == provider.ActRunning && a.Holder == r.id {
+			by, has := o.by[a.Name]
+			if !has || a.State == provider.ActRunning && a.Holder == o.host.ID {
 				continue
 			}
-			limited, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
-			taken, err := r.operations.TakeAct(limited, a.ID, r.id, requestLease)
+			limited, cancel := o.host.Limited(ctx)
+			taken, err := o.store.TakeAct(limited, a.ID, o.host.ID, requestLease)
 			cancel()
 			switch {
 			case err != nil || !taken:
 			case a.State == provider.ActRunning:
-				r.endRequest(hard, p, a, provider.ActChange{State: provider.ActFailed, Outcome: lostRequest})
+				o.end(hard, a, provider.ActChange{State: provider.ActFailed, Outcome: lostRequest})
 			default:
-				all.Go(func() { r.answer(ctx, hard, p, a) })
+				all.Go(func() { o.answer(ctx, hard, by, a) })
 			}
 		}
 	}
@@ -82,19 +98,19 @@ func (r *Runner) takeRequests(ctx, hard context.Context) {
 // its process, each runner would end in turn.
 var lostRequest = provider.DryRunReport{Error: "the runner that worked on it has ended, perhaps because of a message: see its log, and ask again"}.Outcome()
 
-// endRequest stores the outcome of a request.
-func (r *Runner) endRequest(hard context.Context, p *projection, a provider.Act, c provider.ActChange) {
-	ctx, cancel := context.WithTimeout(hard, r.cfg.Timeout)
+// end stores the outcome of a request.
+func (o *answers) end(hard context.Context, a provider.Act, c provider.ActChange) {
+	ctx, cancel := o.host.Limited(hard)
 	defer cancel()
-	if _, err := r.operations.ChangeAct(ctx, a.ID, r.id, c, requestLease); err != nil {
-		r.report(slog.LevelWarn, "the outcome of a request not stored", err, "projector", p.name, "request", a.ID)
+	if _, err := o.store.ChangeAct(ctx, a.ID, o.host.ID, c, requestLease); err != nil {
+		o.host.Report(slog.LevelWarn, "the outcome of a request not stored", err, "projector", a.Name, "request", a.ID)
 	}
 }
 
-func (r *Runner) requests(ctx context.Context) ([]provider.Act, error) {
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+func (o *answers) requests(ctx context.Context) ([]provider.Act, error) {
+	ctx, cancel := o.host.Limited(ctx)
 	defer cancel()
-	return r.operations.Acts(ctx, provider.ActFilter{
+	return o.store.Acts(ctx, provider.ActFilter{
 		Verbs: []string{provider.VerbDryRun, provider.VerbVerify}, Kind: provider.PauseProjector,
 		States: []provider.ActState{provider.ActRequested, provider.ActRunning},
 	})
@@ -120,44 +136,44 @@ func (p *progressOf) change(state provider.ActState, outcome json.RawMessage) pr
 
 // answer does what a request asks for, and stores the outcome. If the request is canceled, it stops. If
 // the runner stops, the lease of the request expires, and another runner ends it.
-func (r *Runner) answer(ctx, hard context.Context, p *projection, a provider.Act) {
+func (o *answers) answer(ctx, hard context.Context, by operator, a provider.Act) {
 	work, cancel := context.WithCancel(ctx)
 	defer cancel()
 	progress := &progressOf{}
 	var renewing sync.WaitGroup
 	defer renewing.Wait()
 	renewing.Go(func() {
-		for last := r.cfg.Clock(); ; {
-			if wait(work, requestEvery); work.Err() != nil {
+		for last := o.host.Clock(); ; {
+			if model.Wait(work, requestEvery); work.Err() != nil {
 				return
 			}
 			limited, end := context.WithTimeout(work, requestLease/3)
-			has, err := r.operations.ChangeAct(limited, a.ID, r.id, progress.change(provider.ActRunning, nil), requestLease)
+			has, err := o.store.ChangeAct(limited, a.ID, o.host.ID, progress.change(provider.ActRunning, nil), requestLease)
 			end()
 			if err == nil {
-				last = r.cfg.Clock()
+				last = o.host.Clock()
 			}
-			if err == nil && !has || r.cfg.Clock().Sub(last) > requestLease*2/3 {
+			if err == nil && !has || o.host.Clock().Sub(last) > requestLease*2/3 {
 				cancel()
 				return
 			}
 		}
 	})
-	outcome, err := p.answer(work, a, progress)
+	outcome, err := by.answer(work, a, progress)
 	if work.Err() != nil {
 		return
 	}
 	state := provider.ActDone
 	if err != nil {
 		state = provider.ActFailed
-		r.report(slog.LevelWarn, "a request of an operator failed", err, "projector", p.name, "request", a.ID, "verb", a.Verb)
+		o.host.Report(slog.LevelWarn, "a request of an operator failed", err, "projector", a.Name, "request", a.ID, "verb", a.Verb)
 	}
 	cancel()
 	renewing.Wait()
-	r.endRequest(hard, p, a, progress.change(state, outcome))
+	o.end(hard, a, progress.change(state, outcome))
 }
 
-func (p *projection) answer(ctx context.Context, a provider.Act, progress *progressOf) (outcome json.RawMessage, err error) {
+func (o operator) answer(ctx context.Context, a provider.Act, progress *progressOf) (outcome json.RawMessage, err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
 			err = fmt.Errorf("panic: %v", cause)
@@ -169,12 +185,12 @@ func (p *projection) answer(ctx context.Context, a provider.Act, progress *progr
 		report := provider.DryRunReport{}
 		if err = json.Unmarshal(orObject(a.Detail), &q); err == nil {
 			var d *DryRun
-			if d, err = p.dryRun(ctx, q.Filter); err == nil {
+			if d, err = o.dryRun(ctx, q.Filter); err == nil {
 				report = d.Report()
 			}
 		}
 		if err != nil {
-			report.Error = textOf(err)
+			report.Error = unit.TextOf(err)
 		}
 		return report.Outcome(), err
 	}
@@ -186,13 +202,13 @@ func (p *projection) answer(ctx context.Context, a provider.Act, progress *progr
 			v.Repair = a.Decision
 		}
 		var done *Verified
-		if done, err = p.verify(ctx, v); err == nil {
+		if done, err = o.verify(ctx, v); err == nil {
 			report = done.Report()
 			progress.set(done.Events, done.Events)
 		}
 	}
 	if err != nil {
-		report.Error = textOf(err)
+		report.Error = unit.TextOf(err)
 	}
 	return report.Outcome(), err
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/kinora-go/kinora/projector/internal/deliver"
+	"github.com/kinora-go/kinora/projector/internal/model"
 )
 
 // Handle applies m as a delivery of a subscription, and returns nil after the commit: every projector
@@ -39,7 +41,7 @@ func (r *Runner) Handle(m *message.Message) error {
 		return err
 	}
 	own := m.CopyWithContext() // the router may change m after Handle has returned
-	d := r.receive(message.SubscribeTopicFromCtx(ctx), own, len(r.projections))
+	d := r.receiver.Receive(message.SubscribeTopicFromCtx(ctx), own, len(r.all.Feeders))
 	if !r.pass(ctx, d) && r.taking.Err() == nil {
 		return notTaken(ctx)
 	}
@@ -56,10 +58,10 @@ func (r *Runner) Handle(m *message.Message) error {
 	}
 }
 
-// pass gives a message to the workers, or with Untrusted to takeAhead. It returns false if ctx or the runner ends before.
-func (r *Runner) pass(ctx context.Context, d *received) bool {
+// pass gives a message to the workers, or with Untrusted to deliver.TakeAhead. It returns false if ctx or the runner ends before.
+func (r *Runner) pass(ctx context.Context, d *model.Received) bool {
 	if r.routed == nil {
-		return dispatch(r.taking, ctx.Done(), d, r.projections)
+		return deliver.Dispatch(r.taking, ctx.Done(), d, poolsOf(r.all.Feeders))
 	}
 	select {
 	case r.routed <- d:
@@ -74,7 +76,7 @@ func (r *Runner) pass(ctx context.Context, d *received) bool {
 func (r *Runner) awaitRunning(ctx context.Context) error {
 	select {
 	case <-r.ended:
-		wait(ctx, stoppedPause)
+		model.Wait(ctx, stoppedPause)
 		return errStopped
 	default:
 	}

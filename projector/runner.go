@@ -14,45 +14,37 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/kinora-go/kinora/internal/presence"
-	"github.com/kinora-go/kinora/internal/pulse"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector/internal/apply"
+	"github.com/kinora-go/kinora/projector/internal/deliver"
+	"github.com/kinora-go/kinora/projector/internal/feed"
+	"github.com/kinora-go/kinora/projector/internal/lease"
+	"github.com/kinora-go/kinora/projector/internal/model"
+	"github.com/kinora-go/kinora/projector/internal/unit"
 	"github.com/kinora-go/kinora/provider"
 )
 
 // Runner applies the messages of a Source to projectors. Create it with NewRunner.
 type Runner struct {
-	src         Source
-	projections []*projection // in the given order
-	byName      map[string]*projection
-	store       storage
-	log         provider.Log // of the events; nil: there is none
-	events      provider.Log // in which untrusted.go looks; nil: there is none
-	logID       atomic.Pointer[provider.LogID]
-	cfg         RunnerConfig
-	id          string
-	process     *sync.RWMutex         // see careful.go; all runners of this process share it
-	watch       atomic.Pointer[watch] // nil: the store has not answered yet
-	scanSoon    chan struct{}         // requests a scan of parked messages that are due
-	started     atomic.Bool
-	running     chan struct{}
-	ended       chan struct{}           // closed once Run has returned
-	taking      context.Context         // ends when Run takes no more messages; set before running is closed
-	end         context.CancelCauseFunc // ends Run with an error
-	routed      chan *received          // messages of Handle for takeAhead; nil: there is none; as taking
-	workers     atomic.Int64            // number of workers that were created
-	followSoon  chan struct{}           // requests a look at the generations
-	others      sync.Mutex              // protects projection.others
-	assigned    bool                    // it keeps the generation that its projector has
-	undecoded   atomic.Bool             // a parked message requires a Decoder
-	reached     func()                  // called when the reader of a scratch generation has caught up
-	presence    *presence.Presence
-	operations  provider.Operations // nil: the store has none
-	loops       pulse.Loops
-	brakes      brakes
-	heads       sync.Mutex // protects the next two: see head
-	headAt      int64
-	headRead    time.Time
+	src      Source
+	cfg      RunnerConfig
+	host     *model.Host
+	receiver *model.Receiver
+	crashes  *unit.Crashes
+	brakes   apply.Brakes
+	all      feed.All
+	answers  answers
+	presence *presence.Presence
+	started  atomic.Bool
+	running  chan struct{}
+	ended    chan struct{}        // closed once Run has returned
+	taking   context.Context      // ends when Run takes no more messages; set before running is closed
+	routed   chan *model.Received // messages of Handle whose events are read from the log; nil: there is none; as taking
+	kept     bool                 // it keeps the generation that its projector has: a verification
 }
+
+// process is what an attempt at a message locks that may crash the process; see unit.Crashes.
+var process sync.RWMutex
 
 // NewRunner returns a runner that applies the messages of src to ps, in transactions of db. It
 // checks its arguments, and starts nothing. RunnerConfig{} is the default.
@@ -70,11 +62,10 @@ func NewRunner[Tx any](db provider.Units[Tx], src Source, cfg RunnerConfig, ps .
 // newRunner is NewRunner without the check of src. A runner of the zero Source applies due parked
 // messages, and ends.
 func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ...*Projector[Tx]) (*Runner, error) {
-	r := &Runner{src: src, cfg: cfg, id: uuid.NewString(), process: &process, byName: map[string]*projection{},
-		scanSoon: make(chan struct{}, 1), followSoon: make(chan struct{}, 1), running: make(chan struct{}), ended: make(chan struct{})}
 	if u == nil || len(ps) == 0 {
-		return nil, errors.New("runner: the store is nil, or there are no projectors: give both")
+		return nil, errors.New("runner: store and at least one projector are required")
 	}
+	r := &Runner{src: src, cfg: cfg, running: make(chan struct{}), ended: make(chan struct{})}
 	if err := r.cfg.validate(); err != nil {
 		return nil, fmt.Errorf("runner: %w", err)
 	}
@@ -82,81 +73,97 @@ func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ..
 	if !ok {
 		return nil, errors.New("runner: the store keeps no parked messages: combine it with another store, provider.Combine(units, db)")
 	}
-	r.store, r.events = whole, src.log
-	if r.events == nil {
-		if r.events = r.cfg.Log; r.events == nil {
-			r.events = provider.LogOf(u)
-		}
-	}
-	if !src.isZero() {
-		r.log = r.events
-	}
+	r.share(whole, provider.LogOf(u))
+	r.presence = presence.New(u, r.cfg.Clock, func(err error) { r.host.Report(slog.LevelWarn, "runner not reported", err) }, r.reportSelf)
+	r.answers = answers{host: r.host, store: provider.OperationsOf(u), by: map[string]operator{}}
 	for _, p := range ps {
 		if p == nil {
 			return nil, errors.New("runner: a projector is nil: leave it out")
 		}
-		if err := p.check(u.Keeps()); err != nil {
-			return nil, fmt.Errorf("runner: %w", err)
-		}
-		if err := p.opts.checkSegments(src); err != nil {
-			return nil, fmt.Errorf("runner: projector %s: %w", p.name, err)
-		}
-		if p.opts.BrokerOnly && src.log != nil {
-			return nil, fmt.Errorf("runner: projector %s: options.BrokerOnly is for brokers, and this runner reads FromLog", p.name)
-		}
-		if p.opts.Ordered && src.log == nil && (r.log == nil || !p.opts.Markers || !u.Keeps().Markers || p.opts.BrokerOnly) && !src.isZero() {
-			return nil, fmt.Errorf("runner: projector %s: options.Ordered requires Markers, a store that keeps them, and a log", p.name)
-		}
-		if r.byName[p.name] != nil {
+		if r.feeder(p.name) != nil {
 			return nil, fmt.Errorf("runner: two projectors have the name %s: use each name once", p.name)
 		}
-		r.byName[p.name] = newProjection(r, whole, p)
-		if one := r.byName[p.name]; one.creates && one.reader == nil && !src.isZero() {
-			return nil, fmt.Errorf("runner: projector %s: OnCreate requires a log: give it Markers, and not BrokerOnly, or a runner FromLog", p.name)
+		f, err := feederOf(r, whole, p)
+		if err != nil {
+			return nil, fmt.Errorf("runner: %w", err)
 		}
-		r.projections = append(r.projections, r.byName[p.name])
-		answer(r, u, p)
+		r.all.Feeders = append(r.all.Feeders, f)
+		r.answers.by[p.name] = operatorOf(r, u, p)
 	}
 	if err := r.checkUntrusted(); err != nil {
 		return nil, fmt.Errorf("runner: %w", err)
 	}
-	r.operations = provider.OperationsOf(u)
-	r.presence = presence.New(u, r.cfg.Clock, func(err error) { r.report(slog.LevelWarn, "runner not reported", err) }, r.reportSelf)
 	return r, nil
+}
+
+// share makes what the parts of the runner share. own is the log of its store, or nil.
+func (r *Runner) share(store model.Store, own provider.Log) {
+	h := &model.Host{
+		Config: r.cfg.model(), ID: uuid.NewString(), Store: store, Follow: model.NewSignal(), Scan: model.NewSignal(), Halt: r.halt,
+		Paused: func(projector string) bool { return r.presence.IsPaused(provider.PauseProjector, projector) },
+	}
+	h.Leases = lease.Keeper{Leases: store, Holder: h.ID, Length: h.Lease, Timeout: h.Timeout, Clock: h.Clock}
+	events := r.src.log
+	if events == nil {
+		if events = r.cfg.Log; events == nil {
+			events = own
+		}
+	}
+	if !r.src.isZero() {
+		h.Log = events
+	}
+	r.host, r.all.Host = h, h
+	r.receiver = &model.Receiver{Host: h, Decode: model.Decode(r.cfg.Decode), Untrusted: r.cfg.Untrusted, Events: events}
+	r.crashes = &unit.Crashes{Host: h, Process: &process}
+}
+
+// checkUntrusted returns an error if the runner cannot take its messages from the log.
+func (r *Runner) checkUntrusted() error {
+	switch {
+	case !r.cfg.Untrusted || r.src.log != nil:
+		return nil
+	case r.receiver.Events == nil:
+		return errors.New("option Untrusted requires a log: set RunnerConfig.Log")
+	case r.cfg.Decode != nil:
+		return errors.New("option Untrusted takes events of the log only: give the topics that need Decode to another runner")
+	}
+	for _, f := range r.all.Feeders {
+		if f.Projector.Rules.Halts {
+			return fmt.Errorf("projector %s: with Untrusted, every program that may publish could halt it: use ParkKey", f.Projector.Name)
+		}
+	}
+	return nil
+}
+
+// feeder returns the feeder of a projector, or nil.
+func (r *Runner) feeder(projector string) *feed.Feeder {
+	i := slices.IndexFunc(r.all.Feeders, func(f *feed.Feeder) bool { return f.Projector.Name == projector })
+	if i < 0 {
+		return nil
+	}
+	return r.all.Feeders[i]
 }
 
 // reportSelf returns what the runner reports about itself.
 func (r *Runner) reportSelf() provider.ServiceReport {
-	report := provider.ServiceReport{ID: r.id, Kind: "runner", Holder: r.id, Version: r.cfg.Version, Outages: r.brakes.list()}
-	for _, p := range r.projections {
-		report.Projectors = append(report.Projectors, p.name)
+	report := provider.ServiceReport{ID: r.host.ID, Kind: "runner", Holder: r.host.ID, Version: r.cfg.Version, Outages: r.brakes.List()}
+	for _, f := range r.all.Feeders {
+		report.Projectors = append(report.Projectors, f.Projector.Name)
 	}
 	return report
-}
-
-func (r *Runner) nextWorker() int { return int(r.workers.Add(1)) - 1 }
-
-// report logs a message with the class and the code of an error. It logs the error's text only with
-// RunnerConfig.LogErrors.
-func (r *Runner) report(level slog.Level, what string, err error, attrs ...any) {
-	attrs = append(attrs, "class", provider.ClassOf(err).String(), "code", provider.CodeOf(err))
-	if r.cfg.LogErrors {
-		attrs = append(attrs, "err", err)
-	}
-	r.cfg.Logger.Log(context.Background(), level, what, attrs...)
 }
 
 // Wiring says what r reads and takes. kinora.Start calls it.
 func (r *Runner) Wiring() provider.RunnerWiring {
 	w := provider.RunnerWiring{
-		Log: r.log, FromLog: r.src.log != nil, Topics: r.src.topics, Decodes: r.cfg.Decode != nil, Logger: r.cfg.Logger,
+		Log: r.host.Log, FromLog: r.src.log != nil, Topics: r.src.topics, Decodes: r.cfg.Decode != nil, Logger: r.cfg.Logger,
 	}
 	if r.src.sub != nil {
 		w.Subscriber = r.src.sub
 	}
-	for _, p := range r.projections {
-		w.Emits = w.Emits || p.emits
-		w.Takes = slices.AppendSeq(w.Takes, maps.Keys(p.byType))
+	for _, f := range r.all.Feeders {
+		w.Emits = w.Emits || f.Projector.Emits
+		w.Takes = slices.AppendSeq(w.Takes, maps.Keys(f.Projector.ByType))
 	}
 	slices.Sort(w.Takes)
 	w.Takes = slices.Compact(w.Takes)
@@ -169,7 +176,7 @@ func (r *Runner) Running() <-chan struct{} { return r.running }
 // Late returns the runner's loops, by name, and for how long each has not moved although it should
 // have: zero if it moves. A handler that has not returned after the end of its context is one of them
 // until it returns. A Run that has returned an error counts from its end. See kinora.Healthy.
-func (r *Runner) Late() map[string]time.Duration { return r.loops.Late(r.cfg.Clock()) }
+func (r *Runner) Late() map[string]time.Duration { return r.host.Loops.Late(r.cfg.Clock()) }
 
 // Run applies messages until ctx ends. Then it takes no more, finishes and acks the messages in
 // flight, and returns nil.
@@ -184,23 +191,8 @@ func (r *Runner) Run(ctx context.Context) (err error) {
 		return errors.New("runner: Run called twice: create a new runner")
 	}
 	defer close(r.ended)
-	defer func() { r.loops.End(r.cfg.Clock(), "runner", err) }()
-	if c, ok := r.store.(provider.ReadyChecker); ok {
-		err = c.ReadyFor(ctx, provider.RunnerService)
-	}
-	if err == nil {
-		err = r.choose(ctx)
-	}
-	if err == nil && !r.src.isZero() && !r.assigned {
-		r.presence.Follow(ctx)
-	}
-	if err == nil {
-		r.reportRenamed(ctx)
-		err = r.halted(ctx)
-	}
-	if err == nil {
-		err = r.beginReading(ctx)
-	}
+	defer func() { r.host.Loops.End(r.cfg.Clock(), "runner", err) }()
+	err = r.begin(ctx)
 	if ctx.Err() != nil {
 		return nil
 	}
@@ -214,117 +206,172 @@ func (r *Runner) Run(ctx context.Context) (err error) {
 	defer stop()
 	work, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	r.end = func(err error) { end(fmt.Errorf("runner: %w", err)) }
+	r.host.End = func(err error) { end(fmt.Errorf("runner: %w", err)) }
 	// Until it is subscribed, the end of ctx ends Run at once, also if the broker does not reply.
 	keepOpen := context.AfterFunc(ctx, unsubscribe)
-	subs, owned, err := r.src.open(subscribed, r.projections)
+	subs, owned, err := r.src.open(subscribed, r.all.Feeders)
 	keepOpen()
 	var all sync.WaitGroup
 	alive := func(bool) {}
 	if err != nil {
-		r.end(err)
+		r.host.End(err)
 	} else {
-		alive = r.stayAlive(work)
+		alive = r.crashes.StayAlive(work)
 		r.start(work, hard, subs, &all)
 		r.taking = work
 		close(r.running)
 	}
 	<-work.Done()
-	done := make(chan error, 1)
-	go func() {
-		all.Wait()
+	err = r.drain(hard, stop, &all, func() error {
 		alive(hard.Err() == nil)
-		done <- closeAll(owned)
-	}()
-	select {
-	case err = <-done:
-	case <-time.After(r.cfg.Drain):
-		stop()
-		err = fmt.Errorf("runner: %w: Drain is %s: raise it, or find the handler that does not return",
-			outbox.ErrDrain, r.cfg.Drain)
-	}
-	if cause := context.Cause(work); ctx.Err() == nil && !errors.Is(cause, errFinished) {
+		return closeAll(owned)
+	})
+	if cause := context.Cause(work); ctx.Err() == nil && !errors.Is(cause, feed.ErrFinished) {
 		err = errors.Join(cause, err)
 	}
 	return err
 }
 
+// begin does what precedes the first message.
+func (r *Runner) begin(ctx context.Context) error {
+	if c, ok := r.host.Store.(provider.ReadyChecker); ok {
+		if err := c.ReadyFor(ctx, provider.RunnerService); err != nil {
+			return err
+		}
+	}
+	if !r.kept {
+		if err := r.all.Choose(ctx); err != nil {
+			return err
+		}
+		if !r.src.isZero() {
+			r.presence.Follow(ctx)
+		}
+	}
+	r.reportRenamed(ctx)
+	if err := r.halted(ctx); err != nil {
+		return err
+	}
+	if c, ok := r.host.Log.(provider.ReadyChecker); ok {
+		if err := c.ReadyFor(ctx, provider.AnyService); err != nil {
+			return err
+		}
+	}
+	return r.all.Begin(ctx)
+}
+
+// drain waits for the goroutines, and then calls last. If that takes longer than Drain, it stops them.
+func (r *Runner) drain(hard context.Context, stop func(), all *sync.WaitGroup, last func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		all.Wait()
+		done <- last()
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(r.cfg.Drain):
+		stop()
+		return fmt.Errorf("runner: %w: Drain is %s: raise it, or find the handler that does not return",
+			outbox.ErrDrain, r.cfg.Drain)
+	}
+}
+
 // start starts the goroutines of the runner.
 func (r *Runner) start(work, hard context.Context, subs []subscription, all *sync.WaitGroup) {
-	for _, p := range r.projections {
-		p.start(work, hard, all)
+	for _, f := range r.all.Feeders {
+		f.Start(work, hard, all)
 	}
 	for _, s := range subs {
 		all.Go(func() {
 			if err := s.read(work, r); err != nil {
-				r.end(err)
+				r.host.End(err)
 			}
 		})
 	}
 	if r.src.router && r.cfg.Untrusted {
-		in, end := r.takeAhead(work, r.projections)
+		in, end := deliver.TakeAhead(work, r.receiver, poolsOf(r.all.Feeders))
 		r.routed = in
 		all.Go(func() { <-work.Done(); end() })
 	}
 	if r.src.isZero() {
-		all.Go(func() { r.end(r.finish(work)) })
+		all.Go(func() { r.host.End(r.all.Finish(work)) })
 		return
 	}
 	all.Go(func() { r.poll(work) })
-	all.Go(func() { r.followGenerations(work, hard) })
-	all.Go(func() { r.maintain(work) })
-	if !r.assigned { // not a part of a verification
+	all.Go(func() { r.all.Follow(work, hard) })
+	all.Go(func() { r.all.Maintain(work, r.cfg.Markers.Window) })
+	if !r.kept {
 		all.Go(func() { r.presence.Run(work) })
-		all.Go(func() { r.takeRequests(work, hard) })
+		all.Go(func() { r.answers.take(work, hard) })
 	}
 }
 
-// start starts the workers and the reader.
-func (p *projection) start(work, hard context.Context, all *sync.WaitGroup) {
-	for _, w := range p.workers {
-		all.Go(func() { w.run(work, hard) })
-	}
-	if p.reader != nil {
-		all.Go(func() { p.reader.run(work, hard) })
-		if p.opts.Segments > 1 && !p.runner.assigned {
-			all.Go(func() { p.share(work, hard) })
+// Intervals between scans of due parked messages.
+const (
+	pollEvery = time.Second          // the longest
+	scanPause = 5 * time.Millisecond // the shortest
+)
+
+// poll dispatches due parked messages to their workers until ctx ends.
+func (r *Runner) poll(ctx context.Context) {
+	loop := r.host.Loops.Add("runner")
+	for ctx.Err() == nil {
+		loop.Within(r.cfg.Clock(), max(r.cfg.Timeout+pollEvery, r.cfg.Timeout))
+		if _, err := r.all.DispatchDue(ctx); err != nil && ctx.Err() == nil {
+			r.host.Report(slog.LevelWarn, "parked messages not scanned", err)
+		}
+		r.halt(ctx)
+		select {
+		case <-ctx.Done():
+		case <-r.host.Scan:
+			model.Wait(ctx, scanPause) // more messages may become due at the same time
+		case <-time.After(pollEvery):
 		}
 	}
 }
 
 // reportRenamed warns of markers of handlers that a projector does not have.
 func (r *Runner) reportRenamed(ctx context.Context) {
-	k, ok := r.store.(provider.MarkerMaintainer)
+	k, ok := r.host.Store.(provider.MarkerMaintainer)
 	if !ok || r.src.isZero() {
 		return
 	}
 	stored, err := k.MarkedHandlers(ctx)
 	if err != nil {
-		r.report(slog.LevelWarn, "handlers with markers not listed", err)
+		r.host.Report(slog.LevelWarn, "handlers with markers not listed", err)
 		return
 	}
-	for _, p := range r.projections {
+	for _, f := range r.all.Feeders {
+		p := f.Projector
 		for _, handler := range stored {
-			if p.marks && strings.HasPrefix(handler, p.name+"/") && !slices.Contains(p.marked, handler) {
+			if p.Marks && strings.HasPrefix(handler, p.Name+"/") && !slices.Contains(p.Marked, handler) {
 				r.cfg.Logger.Warn("the projector has no handler of this name, but markers of it. If it was renamed, declare the name with Was: "+
-					"otherwise redelivered messages take effect again. If it was removed, call marker.Drop", "projector", p.name, "handler", handler)
+					"otherwise redelivered messages take effect again. If it was removed, call marker.Drop", "projector", p.Name, "handler", handler)
 			}
 		}
 	}
 }
 
+// halt ends the runner if a message of a projector with Halt is stuck. An operator may have skipped it already.
+func (r *Runner) halt(ctx context.Context) {
+	if err := r.halted(ctx); errors.Is(err, ErrHalted) {
+		r.host.End(err)
+	}
+}
+
 // halted returns ErrHalted if a message of a projector with Halt is stuck.
 func (r *Runner) halted(ctx context.Context) error {
-	for _, p := range r.projections {
-		if p.opts.Parking != Halt || p.build().Generation == 0 {
+	for _, f := range r.all.Feeders {
+		b := f.Current().Build
+		if !f.Projector.Rules.Halts || b.Generation == 0 {
 			continue
 		}
-		rows, err := r.store.Parked(ctx, ParkedFilter{Projector: p.name, Generation: p.build().Generation, States: []ParkedState{StateStuck}, Limit: 1})
+		rows, err := r.host.Store.Parked(ctx, ParkedFilter{Projector: b.Projector, Generation: b.Generation, States: []ParkedState{StateStuck}, Limit: 1})
 		if err != nil {
 			return err
 		}
 		if len(rows) > 0 {
-			return fmt.Errorf("%w: %s", ErrHalted, p.name)
+			return fmt.Errorf("%w: %s", ErrHalted, b.Projector)
 		}
 	}
 	return nil

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/marker"
+	"github.com/kinora-go/kinora/projector/internal/model"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -71,9 +72,9 @@ func (c *RunnerConfig) validate() error {
 	c.Timeout, c.Drain = cmp.Or(c.Timeout, 30*time.Second), cmp.Or(c.Drain, 10*time.Second)
 	c.Lease, c.Record = cmp.Or(c.Lease, 15*time.Second), cmp.Or(c.Record, time.Hour)
 	c.Concurrency, c.Grace = cmp.Or(c.Concurrency, 1), cmp.Or(c.Grace, 5*time.Second)
-	if c.Timeout < 0 || c.Grace < 0 || c.Drain < 0 || c.Record < 0 || c.Concurrency < 0 || c.Batch < 0 || c.Batch > maxBatch {
+	if c.Timeout < 0 || c.Grace < 0 || c.Drain < 0 || c.Record < 0 || c.Concurrency < 0 || c.Batch < 0 || c.Batch > model.MaxBatch {
 		return fmt.Errorf("timeout %s, drain %s, record %s, grace %s, concurrency %d, batch %d: must be at least 0, and batch at most %d",
-			c.Timeout, c.Drain, c.Record, c.Grace, c.Concurrency, c.Batch, maxBatch)
+			c.Timeout, c.Drain, c.Record, c.Grace, c.Concurrency, c.Batch, model.MaxBatch)
 	}
 	if c.Lease < time.Second {
 		return fmt.Errorf("lease %s: must be at least 1s", c.Lease)
@@ -100,9 +101,11 @@ func (c *RunnerConfig) validate() error {
 	return err
 }
 
-// The defaults of Batch, and its greatest value.
-const (
-	deliveryBatch = 32
-	logBatch      = 500
-	maxBatch      = 10_000
-)
+// model returns what the parts of a runner read.
+func (c *RunnerConfig) model() model.Config {
+	return model.Config{
+		Concurrency: c.Concurrency, Batch: c.Batch, Timeout: c.Timeout, Grace: c.Grace, Lease: c.Lease, Record: c.Record, Retry: c.Retry,
+		Careful: c.Careful, LogErrors: c.LogErrors, Version: c.Version, Classify: c.Classify, Observer: model.Observer(c.Observer),
+		Clock: c.Clock, Logger: c.Logger,
+	}
+}

@@ -7,6 +7,9 @@ import (
 	"slices"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/kinora-go/kinora/projector/internal/deliver"
+	"github.com/kinora-go/kinora/projector/internal/feed"
+	"github.com/kinora-go/kinora/projector/internal/model"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -80,14 +83,21 @@ func (s Source) check() error {
 
 // subscription has the messages of a topic for some projectors.
 type subscription struct {
-	topic       string
-	messages    <-chan *message.Message
-	projections []*projection
+	topic    string
+	messages <-chan *message.Message
+	pools    []*deliver.Pool
+}
+
+func poolsOf(feeders []*feed.Feeder) (all []*deliver.Pool) {
+	for _, f := range feeders {
+		all = append(all, f.Pool())
+	}
+	return all
 }
 
 // open subscribes to every topic. It returns the subscribers that the runner must close, also
 // with an error.
-func (s Source) open(ctx context.Context, all []*projection) (subs []subscription, owned []message.Subscriber, err error) {
+func (s Source) open(ctx context.Context, all []*feed.Feeder) (subs []subscription, owned []message.Subscriber, err error) {
 	if s.log != nil || s.router {
 		return nil, nil, nil
 	}
@@ -95,9 +105,9 @@ func (s Source) open(ctx context.Context, all []*projection) (subs []subscriptio
 	if s.each != nil {
 		share = 1
 	}
-	for projections := range slices.Chunk(all, share) {
+	for feeders := range slices.Chunk(all, share) {
 		if s.each != nil {
-			name := projections[0].name
+			name := feeders[0].Projector.Name
 			if sub, err = s.each(name); err == nil && sub == nil {
 				err = errors.New("the function returned nil")
 			}
@@ -111,7 +121,7 @@ func (s Source) open(ctx context.Context, all []*projection) (subs []subscriptio
 			if err != nil {
 				return nil, owned, fmt.Errorf("subscribe to %s: %w", topic, err)
 			}
-			subs = append(subs, subscription{topic, messages, projections})
+			subs = append(subs, subscription{topic, messages, poolsOf(feeders)})
 		}
 	}
 	return subs, owned, nil
@@ -119,11 +129,11 @@ func (s Source) open(ctx context.Context, all []*projection) (subs []subscriptio
 
 // read passes the messages of a subscription to the workers of its projectors until ctx ends.
 func (s subscription) read(ctx context.Context, r *Runner) error {
-	pass := func(d *received) bool { return dispatch(ctx, nil, d, s.projections) }
+	pass := func(d *model.Received) bool { return deliver.Dispatch(ctx, nil, d, s.pools) }
 	if r.cfg.Untrusted {
-		in, end := r.takeAhead(ctx, s.projections)
+		in, end := deliver.TakeAhead(ctx, r.receiver, s.pools)
 		defer end()
-		pass = func(d *received) bool {
+		pass = func(d *model.Received) bool {
 			select {
 			case in <- d:
 				return true
@@ -142,39 +152,10 @@ func (s subscription) read(ctx context.Context, r *Runner) error {
 		if m == nil { // the channel is closed
 			return fmt.Errorf("the subscription to %s ended", s.topic)
 		}
-		if !pass(r.receive(s.topic, m, len(s.projections))) {
+		if !pass(r.receiver.Receive(s.topic, m, len(s.pools))) {
 			return nil
 		}
 	}
-}
-
-// dispatch gives a delivery to the workers of its projectors. It returns false if ctx or canceled ends
-// while a worker has no room for it.
-func dispatch(ctx context.Context, canceled <-chan struct{}, d *received, projections []*projection) bool {
-	for _, p := range projections {
-		one := p.accept(d, nil)
-		if one == nil {
-			d.done()
-			continue
-		}
-		w := p.worker(one.lane)
-		waits := len(w.in) > 0
-		select {
-		case w.in <- one:
-		default:
-			select {
-			case <-ctx.Done():
-				return false
-			case <-canceled:
-				return false
-			case w.in <- one:
-			}
-		}
-		if waits {
-			p.decodeAhead(one)
-		}
-	}
-	return true
 }
 
 func closeAll(owned []message.Subscriber) (err error) {

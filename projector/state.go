@@ -5,6 +5,7 @@ import (
 	"iter"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/projector/internal/follow"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -32,7 +33,7 @@ func (s twoStores) CountLog(ctx context.Context, types []string, after, to int64
 	if c, ok := s.eventLog.(provider.LogCounter); ok {
 		return c.CountLog(ctx, types, after, to)
 	}
-	return countPages(ctx, s.eventLog, types, after, to)
+	return follow.CountPages(ctx, s.eventLog, types, after, to)
 }
 
 // modelState is the part of a State that reads what projectors did.

@@ -3,28 +3,12 @@ package projector
 import (
 	"context"
 	"fmt"
-	"strings"
-	"sync/atomic"
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector/internal/model"
 	"github.com/kinora-go/kinora/provider"
 )
-
-// scope is the value that a handler's context carries.
-type scope struct {
-	suffix   string // of the tables
-	replayed bool   // see Replaying
-	// long, if not nil, gets a name that is too long for a suffix
-	long *atomic.Pointer[string]
-}
-
-type scopeKey struct{}
-
-func scopeOf(ctx context.Context) scope {
-	s, _ := ctx.Value(scopeKey{}).(scope)
-	return s
-}
 
 // Table returns the name of a table of the read model in the generation that a handler writes:
 // "ratings" becomes "ratings_g2" in the second one. Handlers of a projector with OnCreate must use it
@@ -35,17 +19,17 @@ func scopeOf(ctx context.Context) scope {
 // OnCreate fails if name has more than 55 bytes, without its schema: the suffix may become "_g999999", and PostgreSQL
 // cuts names at 63 bytes.
 func Table(ctx context.Context, name string) string {
-	s := scopeOf(ctx)
-	if s.long != nil && checkSuffixed(name) != nil {
-		s.long.Store(&name)
+	s := model.ScopeOf(ctx)
+	if s.Long != nil && model.CheckSuffixed(name) != nil {
+		s.Long.Store(&name)
 	}
-	return name + s.suffix
+	return name + s.Suffix
 }
 
 // Replaying reports whether a handler is called by a rebuild, for an event that the generation that
 // is or was live has applied. The handler must not call other services then, and must not add tasks.
 // The messages that it returns are dropped.
-func Replaying(ctx context.Context) bool { return scopeOf(ctx).replayed }
+func Replaying(ctx context.Context) bool { return model.ScopeOf(ctx).Replayed }
 
 // OnCreate returns a handler that creates the tables of a new generation: Options.Tables, each
 // under the name that Table returns. It is called before the first event, in a transaction.
@@ -54,37 +38,18 @@ func Replaying(ctx context.Context) bool { return scopeOf(ctx).replayed }
 // The runner creates a view for each of Options.Tables, with the plain name, which shows the live
 // generation. If the projector had a table of that name before it had OnCreate, the first blue/green
 // rebuild renames the table to "ratings_g1", and no program writes it from then on.
-func OnCreate[Tx any](fn func(context.Context, Tx) error) Handler[Tx] { return setup(created, fn) }
+func OnCreate[Tx any](fn func(context.Context, Tx) error) Handler[Tx] {
+	return setup(model.Created, fn)
+}
 
 // OnReset returns a handler that empties the read model before a rebuild in place. Without it, all
 // rows of Options.Tables are deleted.
-func OnReset[Tx any](fn func(context.Context, Tx) error) Handler[Tx] { return setup(reset, fn) }
-
-// maxSuffixed is the length limit of a name that gets a suffix. It has room for 999,999 generations, "_g999999".
-const maxSuffixed = provider.MaxTableBytes - 8
-
-// checkSuffixed returns an error for names that would be too long with a suffix: PostgreSQL cuts them, so that two generations
-// would have one name.
-func checkSuffixed(names ...string) error {
-	for _, name := range names {
-		if n := len(name[strings.LastIndex(name, ".")+1:]); n > maxSuffixed {
-			return fmt.Errorf("%w: %w", ErrInput, &eventstore.InvalidError{Field: fmt.Sprintf("table or index %q", name),
-				Reason: fmt.Sprintf("%d bytes: at most %d are allowed, because the number of a generation is added (_g1 to _g999999)", n, maxSuffixed)})
-		}
-	}
-	return nil
-}
-
-// Names of handlers that take no events. They have a space, so no other handler has them.
-const (
-	created = "on create"
-	reset   = "on reset"
-)
+func OnReset[Tx any](fn func(context.Context, Tx) error) Handler[Tx] { return setup(model.Reset, fn) }
 
 func setup[Tx any](name string, fn func(context.Context, Tx) error) Handler[Tx] {
 	h := Handler[Tx]{name: name, setup: true}
 	if fn != nil {
-		h.run = func(ctx context.Context, tx Tx, _ *eventstore.Types, _ *inbound) ([]outbox.Message, error) {
+		h.run = func(ctx context.Context, tx Tx, _ *eventstore.Types, _ *model.Message) ([]outbox.Message, error) {
 			return nil, fn(ctx, tx)
 		}
 	}
@@ -98,28 +63,19 @@ func setup[Tx any](name string, fn func(context.Context, Tx) error) Handler[Tx] 
 //   - The error of OnCreate, or of the store: for example, a table has the name of a view.
 func (p *Projector[Tx]) Create(ctx context.Context, db provider.Units[Tx], cfg *RunnerConfig) error {
 	r, err := newRunner(db, Source{}, orZero(cfg), p)
-	if err == nil && p.setupOf(created) == nil {
+	if err == nil && p.setupOf(model.Created) == nil {
 		err = fmt.Errorf("%w: it has no OnCreate", ErrInput)
 	}
 	for tries := 1; err == nil; tries++ {
-		if err = r.projections[0].createNew(ctx); provider.ClassOf(err) != ClassTransient || ctx.Err() != nil {
+		if err = r.all.Feeders[0].CreateNew(ctx); provider.ClassOf(err) != ClassTransient || ctx.Err() != nil {
 			break
 		}
-		delay, _ := r.cfg.Retry.Delay(tries)
-		wait(ctx, delay)
+		delay, _ := r.host.Retry.Delay(tries)
+		model.Wait(ctx, delay)
 		err = ctx.Err()
 	}
 	if err != nil {
 		return fmt.Errorf("create the tables of %s: %w", p.name, err)
 	}
 	return nil
-}
-
-// createNew creates the tables of the first generation, if there are no generations.
-func (p *projection) createNew(ctx context.Context) error {
-	all, err := p.runner.generationsOf(ctx, p.name)
-	if err == nil && live(all).revision == 0 {
-		_, err = p.createFirst(ctx, ctx, live(all))
-	}
-	return err
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/projector/internal/model"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -79,7 +80,7 @@ func (p *Projector[Tx]) wait(ctx context.Context, s State, a eventstore.Appended
 			if len(page) == 0 {
 				break
 			}
-			if wait(ctx, pause); ctx.Err() != nil {
+			if model.Wait(ctx, pause); ctx.Err() != nil {
 				return ctx.Err()
 			}
 		}
@@ -109,7 +110,7 @@ func (p *Projector[Tx]) begun(ctx context.Context, s State, open []provider.Ques
 		if !missing {
 			return nil
 		}
-		if wait(ctx, pause); ctx.Err() != nil {
+		if model.Wait(ctx, pause); ctx.Err() != nil {
 			return ctx.Err()
 		}
 	}
@@ -172,7 +173,7 @@ func (p *Projector[Tx]) visible(ctx context.Context, s State, a eventstore.Appen
 		if gone {
 			return nil, fmt.Errorf("%w: version %d of %s", ErrNoEvent, a.Version, a.Stream)
 		}
-		if wait(ctx, pause); ctx.Err() != nil {
+		if model.Wait(ctx, pause); ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
 	}

@@ -1,0 +1,215 @@
+package feed
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/projector/internal/follow"
+	"github.com/kinora-go/kinora/projector/internal/generation"
+	"github.com/kinora-go/kinora/projector/internal/model"
+	"github.com/kinora-go/kinora/projector/internal/rebuild"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// All are the feeders of the projectors of a runner.
+type All struct {
+	Host    *model.Host
+	Feeders []*Feeder
+	// Undecoded: a message that is due requires a decoder, which this runner has not.
+	Undecoded bool
+}
+
+// Pauses between two looks at the generations: while a rebuild is going on, and otherwise.
+const (
+	followFast = 200 * time.Millisecond
+	followSlow = 2 * time.Second
+)
+
+// soon is a short pause, in which more may change.
+const soon = 5 * time.Millisecond
+
+// Choose chooses the generation of each projector, at the start. It waits for a store that does not
+// reply.
+func (a *All) Choose(ctx context.Context) error {
+	for tries := 1; ; tries++ {
+		err := a.ChooseOnce(ctx)
+		if err == nil || ctx.Err() != nil || errors.Is(err, model.ErrNoRebuild) || errors.Is(err, model.ErrGeneration) || rebuild.IsFinal(err) {
+			return err
+		}
+		delay, _ := a.Host.Retry.Delay(tries)
+		a.Host.Report(slog.LevelWarn, "generations not read", err, "again_in", delay)
+		model.Wait(ctx, delay)
+	}
+}
+
+// ChooseOnce is Choose without another try.
+func (a *All) ChooseOnce(ctx context.Context) error {
+	for _, f := range a.Feeders {
+		if err := f.Choose(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Begin makes sure that each projector that reads the log has a checkpoint, before anything
+// is applied: deliveries of a new projector are left to its reader. It waits for a store that does
+// not reply.
+func (a *All) Begin(ctx context.Context) error {
+	for _, f := range a.Feeders {
+		if err := f.checkUnlogged(ctx); err != nil {
+			return err
+		}
+		for tries := 1; f.main.post != nil; tries++ {
+			_, err := f.main.post.Begin(ctx, f.Current())
+			if errors.Is(err, provider.ErrEnded) && !f.Kept { // it was retired since it was chosen
+				if err = f.Choose(ctx); err == nil {
+					continue
+				}
+			}
+			if err == nil || ctx.Err() != nil {
+				break
+			}
+			for _, final := range []error{
+				model.ErrNoRebuild, provider.ErrEnded, model.ErrLogChanged, eventstore.ErrUnsafeLog, eventstore.ErrInvalid, follow.ErrPruned,
+			} {
+				if errors.Is(err, final) {
+					return fmt.Errorf("projector %s: %w", f.Projector.Name, err)
+				}
+			}
+			delay, _ := a.Host.Retry.Delay(tries)
+			a.Host.Report(slog.LevelWarn, "checkpoint not read", err, "projector", f.Projector.Name, "again_in", delay)
+			model.Wait(ctx, delay)
+		}
+	}
+	return nil
+}
+
+// checkUnlogged returns an error if the projector reads no log any more, and has markers only of the events behind its
+// checkpoint.
+func (f *Feeder) checkUnlogged(ctx context.Context) error {
+	if o := f.Projector.Rules; f.main.post != nil || f.Me.Tool || o.Markers && !o.BrokerOnly {
+		return nil
+	}
+	c, err := f.Host.Store.Checkpoint(ctx, provider.Build{Projector: f.Projector.Name})
+	if err == nil && c.Mode != 0 {
+		return fmt.Errorf("projector %s has a checkpoint, and no markers of events before it: "+
+			"it cannot be BrokerOnly or without Markers, unless it reads FromLog", f.Projector.Name)
+	}
+	return nil
+}
+
+// Follow looks at the generations until ctx ends: it takes requests up, and feeds the
+// generations that are for this version of the program.
+func (a *All) Follow(ctx, hard context.Context) {
+	defer func() {
+		for _, f := range a.Feeders {
+			f.stopOthers(nil)
+		}
+	}()
+	for ctx.Err() == nil {
+		pause, err := a.look(ctx, hard)
+		if err != nil && ctx.Err() == nil {
+			a.Host.Report(slog.LevelWarn, "generations not read", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-a.Host.Follow:
+			model.Wait(ctx, soon)
+		case <-time.After(pause):
+		}
+	}
+}
+
+// look looks at the generations of all projectors once. It returns the pause until the next look.
+func (a *All) look(ctx, hard context.Context) (pause time.Duration, err error) {
+	limited, cancel := a.Host.Limited(ctx)
+	rows, err := a.Host.Store.Generations(limited, "")
+	cancel()
+	if err != nil {
+		return followSlow, err
+	}
+	pause = followSlow
+	for _, f := range a.Feeders {
+		now := a.Host.Clock()
+		if now.Before(f.watch.retryAt) {
+			continue
+		}
+		all, err := generation.Of(f.Projector.Name, rows)
+		if err == nil {
+			var changed bool
+			if changed, err = f.look(ctx, hard, all); changed {
+				a.Host.Follow.Send()
+			}
+		}
+		if f.watch.tries++; err == nil || errors.Is(err, provider.ErrFenced) { // fenced: another runner was first
+			f.watch.tries, err = 0, nil
+		} else {
+			delay, _ := a.Host.Retry.Delay(f.watch.tries)
+			f.watch.retryAt = now.Add(delay)
+		}
+		if generation.Find(all, func(g *generation.Row) bool { return g.IsBuild() || g.State == provider.GenerationStandby }) != nil {
+			pause = followFast
+		}
+		if err != nil && ctx.Err() == nil {
+			reason := "" // other errors may have data of users
+			if errors.Is(err, model.ErrNoRebuild) {
+				reason = err.Error()
+			}
+			a.Host.Report(slog.LevelWarn, "generation not changed", err, "projector", f.Projector.Name, "reason", reason)
+		}
+	}
+	return pause, nil
+}
+
+// feeding returns the crews of all generations that this runner feeds.
+func (a *All) feeding() (all []*crew) {
+	for _, f := range a.Feeders {
+		all = append(all, f.feeding()...)
+	}
+	return all
+}
+
+// DispatchDue dispatches due parked messages to the workers that have no due messages yet. It returns
+// false if no message is due, and no worker has due messages.
+func (a *All) DispatchDue(ctx context.Context) (some bool, err error) {
+	batch := cmp.Or(a.Host.Batch, model.DeliveryBatch)
+	due, all := provider.DueFilter{Keys: 4 * batch, Each: batch}, a.feeding()
+	for _, c := range all {
+		if !a.Host.Paused(c.feeder.Projector.Name) {
+			due.Builds = append(due.Builds, c.current.Load().Build)
+			some = some || c.pool.IsBusy()
+		}
+	}
+	ctx, cancel := a.Host.Limited(ctx)
+	defer cancel()
+	rows, err := a.Host.Store.Due(ctx, due)
+	if err != nil {
+		return some, err
+	}
+	for _, c := range all {
+		b := c.current.Load().Build
+		own := slices.DeleteFunc(slices.Clone(rows), func(row provider.Parked) bool {
+			return row.Projector != b.Projector || row.Generation != b.Generation
+		})
+		if len(own) == 0 {
+			continue
+		}
+		msgs, err := c.parked.Messages(ctx, own)
+		if err != nil {
+			return some, err
+		}
+		some = true
+		a.Undecoded = a.Undecoded || slices.ContainsFunc(msgs, func(m *model.Message) bool {
+			return m.Aside != nil && errors.Is(m.Aside.Cause, model.ErrNoDecoder)
+		})
+		c.pool.GiveDue(msgs)
+	}
+	return some, nil
+}

@@ -1,0 +1,202 @@
+package follow
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/projector/internal/generation"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// closeLimit is the most visible events behind the checkpoint with which a projector goes live.
+const closeLimit = 100_000
+
+// Complete follows the log for the live generation of a projector over a broker: it catches up, goes live, and then
+// applies the events that were not delivered in time.
+type Complete struct {
+	Reader   *Reader
+	closings int       // attempts to go live that were broken off
+	closeAt  time.Time // when the next one may begin
+	asked    int64     // unsettled events up to it were completed
+}
+
+// Step does what the mode of the checkpoint says.
+func (c *Complete) Step(ctx, hard context.Context, g *generation.Row) (more bool, err error) {
+	switch c.Reader.at.Mode {
+	case provider.ModeCatchUp:
+		more, err = c.catchUp(ctx, hard, g)
+	case provider.ModeClosing:
+		more, err = true, c.goLive(ctx, hard, g)
+	default:
+		more, err = c.completePages(ctx, hard, g)
+	}
+	if errors.Is(err, ErrServer) {
+		c.asked = 0
+	}
+	return more, err
+}
+
+// catchUp applies a page. At the end of the log, the projector begins to go live.
+func (c *Complete) catchUp(ctx, hard context.Context, g *generation.Row) (more bool, err error) {
+	r := c.Reader
+	got, err := r.Page(ctx, hard, g)
+	switch {
+	case err != nil || got.Moved && got.Page.More:
+		return err == nil, err
+	case r.cursor.before != nil: // until the checkpoint has passed the segments that were ahead
+		return got.Moved, nil
+	case len(got.Page.Waiting) > 0:
+		full, err := c.completeUnsettled(ctx, hard, g, 0)
+		if full || err != nil {
+			return full, err
+		}
+	case g.Shared:
+		if _, _, err := r.Progress.CaughtUp(ctx, g); err != nil { // it does not go live: see package deliver
+			return false, err
+		}
+	}
+	if g.Shared || r.Host.Clock().Before(c.closeAt) {
+		return false, nil
+	}
+	return true, r.setMode(ctx, provider.ModeClosing)
+}
+
+// goLive applies the last events in ModeClosing, while deliveries wait, and ends it. All visible
+// events are read at one moment: in pages, an event could be read without the one before it in its
+// stream, if both commit between two pages. With too many events, or if some of them fail, the
+// projector goes on catching up.
+func (c *Complete) goLive(ctx, hard context.Context, g *generation.Row) error {
+	r := c.Reader
+	page, err := r.page(ctx, provider.LogQuery{
+		After: r.cursor.read, Filter: r.Projector.Rules.Filter, Limit: closeLimit, Unsettled: true, NoData: true,
+	})
+	if err != nil {
+		return err
+	}
+	if page.Full {
+		return c.postpone(ctx)
+	}
+	missing, err := r.Unapplied(ctx, page.Events)
+	if err != nil {
+		return err
+	}
+	if len(missing) > pageSize {
+		return c.postpone(ctx)
+	}
+	for i, e := range missing { // few: their data was not read
+		one, err := r.Host.Log.LogStreams(ctx, map[string]int64{e.Stream: e.Version}, e.Position-1)
+		if err != nil {
+			return err
+		}
+		if len(one) > 0 {
+			missing[i] = one[0]
+		}
+	}
+	for some := range slices.Chunk(missing, r.Applier.Batch) {
+		aside, err := r.Complete(ctx, hard, g, some)
+		if err != nil {
+			return err
+		}
+		if aside > 0 {
+			return c.postpone(ctx)
+		}
+	}
+	c.closings = 0
+	if err := r.setMode(ctx, provider.ModeLive); err != nil {
+		return err
+	}
+	_, _, err = r.Progress.CaughtUp(ctx, g)
+	return err
+}
+
+// postpone goes on catching up. The next attempt to go live is after a pause that doubles.
+func (c *Complete) postpone(ctx context.Context) error {
+	c.closings++
+	c.closeAt = c.Reader.Host.Clock().Add(readMin << min(c.closings, 10))
+	return c.Reader.setMode(ctx, provider.ModeCatchUp)
+}
+
+// completePages applies the events behind the checkpoint that are older than the grace and are not
+// applied, and moves the checkpoint.
+func (c *Complete) completePages(ctx, hard context.Context, g *generation.Row) (more bool, err error) {
+	r, grace := c.Reader, c.Reader.Host.Grace
+	if _, _, err := r.Progress.CaughtUp(ctx, g); err != nil { // goLive may have failed to record it
+		return false, err
+	}
+	page, err := r.page(ctx, provider.LogQuery{After: r.cursor.read, Filter: r.Projector.Rules.Filter, Limit: pageSize, Age: grace})
+	if err != nil {
+		return false, err
+	}
+	r.delay.report(r, page.Waiting)
+	r.Progress.Saw(g, page.Events)
+	missing, err := r.Unapplied(ctx, page.Events)
+	if err != nil {
+		return false, err
+	}
+	if g.Shared || len(missing) > pageSize/2 {
+		// Deliveries would be applied before earlier events of their streams.
+		return true, r.setMode(ctx, provider.ModeCatchUp)
+	}
+	if _, err := r.Complete(ctx, hard, g, missing); err != nil {
+		return false, err
+	}
+	if len(page.Events) > 0 || page.End.Position-r.at.Place.Position >= idleAdvance {
+		if err := r.advance(hard, page.End); err != nil {
+			return false, err
+		}
+	}
+	more = page.Full && page.End.Position > r.cursor.read
+	r.cursor.read = page.End.Position
+	if len(page.Waiting) > 0 && !more {
+		more, err = c.completeUnsettled(ctx, hard, g, grace)
+	}
+	return more, err
+}
+
+// completeUnsettled applies the next visible events behind the settled position that are older
+// than age and are not applied. The checkpoint does not move. It reports whether there may be more
+// of them.
+func (c *Complete) completeUnsettled(ctx, hard context.Context, g *generation.Row, age time.Duration) (more bool, err error) {
+	r := c.Reader
+	c.asked = max(c.asked, r.cursor.read)
+	page, err := r.page(ctx, provider.LogQuery{
+		After: c.asked, Filter: r.Projector.Rules.Filter, Limit: pageSize, Age: age, Unsettled: true,
+	})
+	if err != nil {
+		return false, err
+	}
+	missing, err := r.Unapplied(ctx, page.Events)
+	if err == nil && len(missing) > 0 {
+		missing, err = r.withEarlier(ctx, missing)
+	}
+	if err != nil {
+		return false, err
+	}
+	if _, err := r.Complete(ctx, hard, g, missing); err != nil {
+		return false, err
+	}
+	if n := len(page.Events); n > 0 {
+		c.asked = page.Events[n-1].Position
+		more = page.Full
+	}
+	return more, nil
+}
+
+// withEarlier returns events, and those of their streams that are before them and not applied,
+// in order of position and as of one moment. An event may have become visible since the page was
+// read that should have had it.
+func (r *Reader) withEarlier(ctx context.Context, events []eventstore.Raw) ([]eventstore.Raw, error) {
+	versions := map[string]int64{}
+	for _, e := range events {
+		versions[e.Stream] = max(versions[e.Stream], e.Version)
+	}
+	all, err := r.Host.Log.LogStreams(ctx, versions, r.cursor.read)
+	if err != nil {
+		return nil, err
+	}
+	all = slices.DeleteFunc(all, func(e eventstore.Raw) bool { return len(r.Projector.ByType[e.Type]) == 0 })
+	return r.Unapplied(ctx, all)
+}

@@ -1,0 +1,65 @@
+package follow
+
+import (
+	"context"
+	"time"
+
+	"github.com/kinora-go/kinora/projector/internal/generation"
+	"github.com/kinora-go/kinora/projector/internal/model"
+)
+
+// readMin is a short pause: other projectors' events wake a reader too.
+const readMin = 5 * time.Millisecond
+
+// Live follows the log for the live generation of a projector whose only source is the log.
+type Live struct{ Reader *Reader }
+
+// Step applies a page.
+func (l Live) Step(ctx, hard context.Context, g *generation.Row) (more bool, err error) {
+	r := l.Reader
+	if r.cursor.atHead && r.Resting && l.mayRest(g) {
+		if head, err := r.Host.Head.Position(ctx, r.Host); err == nil && head == r.cursor.read {
+			return false, nil
+		}
+	}
+	got, err := r.Page(ctx, hard, g)
+	switch {
+	case err != nil || got.Moved && got.Page.More:
+		return err == nil, err
+	case r.cursor.before != nil: // until the checkpoint has passed the segments that were ahead
+		return got.Moved, nil
+	case g.IsReplaying():
+		_, recorded, err := r.Progress.CaughtUp(ctx, g)
+		return recorded, err
+	}
+	got.pause(ctx)
+	return false, nil
+}
+
+// mayRest reports whether a reader that has applied all events only waits for others.
+func (l Live) mayRest(g *generation.Row) bool {
+	return !g.IsReplaying() && !g.Shared && l.Reader.cursor.before == nil && !l.Reader.isRestored()
+}
+
+// pause waits a little if the page had events of others only.
+func (g Got) pause(ctx context.Context) {
+	if len(g.Page.Events) == 0 && g.Moved {
+		model.Wait(ctx, readMin)
+	}
+}
+
+// Segment follows the log for one segment.
+type Segment struct{ Reader *Reader }
+
+// Step applies a page.
+func (s Segment) Step(ctx, hard context.Context, g *generation.Row) (more bool, err error) {
+	got, err := s.Reader.Page(ctx, hard, g)
+	if err != nil || got.Moved && got.Page.More {
+		return err == nil, err
+	}
+	got.pause(ctx)
+	return false, nil
+}
+
+// BehindSegments reports whether segments of an earlier split were ahead of the checkpoint, and it has not passed them.
+func (r *Reader) BehindSegments() bool { return r.cursor.before != nil }

@@ -1,0 +1,157 @@
+// Package model has what the parts of a runner share: the projectors without their type parameter, the
+// messages that they take, and the runner's store, log and configuration.
+package model
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/pulse"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector/internal/generation"
+	"github.com/kinora-go/kinora/projector/internal/lease"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// Host is what the parts of one runner share.
+type Host struct {
+	Config
+	ID     string // of the runner
+	Store  Store
+	Log    provider.Log // of the events; nil: there is none
+	LogID  atomic.Pointer[provider.LogID]
+	Leases lease.Keeper
+	Loops  pulse.Loops
+	Follow Signal // requests a look at the generations
+	Scan   Signal // requests a scan of parked messages that are due
+	Head   Head
+	// Workers is the number of workers of units that were created.
+	Workers atomic.Int64
+	// End ends the runner with an error. It is set before anything is applied.
+	End func(error)
+	// Halt ends the runner if a message of a projector with Halt is stuck.
+	Halt func(context.Context)
+	// Paused reports whether an operator has paused a projector.
+	Paused func(projector string) bool
+}
+
+// Store is a provider without Units.
+type Store interface {
+	provider.Parking
+	provider.Liveness
+	provider.Records
+	provider.Progress
+	provider.Builds
+	claim.Leases
+}
+
+// Config is what the parts of a runner read of its RunnerConfig.
+type Config struct {
+	Concurrency, Batch            int // Batch 0: the defaults
+	Timeout, Grace, Lease, Record time.Duration
+	Retry                         claim.Backoff
+	Careful, LogErrors            bool
+	Version                       string
+	Classify                      func(error) provider.Class
+	Observer                      Observer
+	Clock                         func() time.Time
+	Logger                        *slog.Logger
+}
+
+// Observer has the fields of projector.RunnerObserver, so that each converts to the other.
+type Observer struct {
+	Processing func(projector string, messages []eventstore.Raw) (values context.Context, ended func(err error))
+	Emitting   func(ctx context.Context, handler string, output []outbox.Message)
+	Handled    func(handler string, skipped bool, waited, took time.Duration, err error)
+	Unit       func(projector string, messages int, took time.Duration, err error)
+	Retried    func(projector string, class provider.Class, after time.Duration)
+	Parked     func(projector, handler string, class provider.Class, code string)
+	Replayed   func(projector string)
+	Pruned     func(rows int)
+	Completed  func(projector, reason string)
+	Unmarked   func(handler string)
+}
+
+// The default sizes of units, and the greatest.
+const (
+	DeliveryBatch = 32
+	LogBatch      = 500
+	MaxBatch      = 10_000
+)
+
+// Report logs a message with the class and the code of an error. It logs the error's text only with
+// LogErrors.
+func (c *Config) Report(level slog.Level, what string, err error, attrs ...any) {
+	attrs = append(attrs, "class", provider.ClassOf(err).String(), "code", provider.CodeOf(err))
+	if c.LogErrors {
+		attrs = append(attrs, "err", err)
+	}
+	c.Logger.Log(context.Background(), level, what, attrs...)
+}
+
+// Signal asks a loop to look at once.
+type Signal chan struct{}
+
+// NewSignal returns a Signal that no one has sent.
+func NewSignal() Signal { return make(Signal, 1) }
+
+// Send sends the signal, unless it waits to be received.
+func (s Signal) Send() {
+	select {
+	case s <- struct{}{}:
+	default:
+	}
+}
+
+// Wait waits for d, or until ctx ends.
+func Wait(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+// Limited returns a context for one statement of the store.
+func (h *Host) Limited(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, h.Timeout)
+}
+
+// ReadLogID reads the id of the log, and keeps it in LogID.
+func (h *Host) ReadLogID(ctx context.Context) (provider.LogID, error) {
+	id, err := h.Log.LogID(ctx)
+	if err == nil {
+		h.LogID.Store(&id)
+	}
+	return id, err
+}
+
+// Generations reads the generations of a projector.
+func (h *Host) Generations(ctx context.Context, projector string) ([]*generation.Row, error) {
+	ctx, cancel := h.Limited(ctx)
+	defer cancel()
+	return generation.All(ctx, h.Store, projector)
+}
+
+// Generation reads a generation. It returns ErrGeneration if there is none.
+func (h *Host) Generation(ctx context.Context, b provider.Build) (*generation.Row, error) {
+	all, err := h.Generations(ctx, b.Projector)
+	if err != nil {
+		return nil, err
+	}
+	if g := generation.Find(all, func(g *generation.Row) bool { return g.Build == b }); g != nil {
+		return g, nil
+	}
+	return nil, fmt.Errorf("%w: %s does not exist", ErrGeneration, b)
+}
+
+// Page reads a page of the log.
+func (h *Host) Page(ctx context.Context, q provider.LogQuery) (provider.LogPage, error) {
+	ctx, cancel := h.Limited(ctx)
+	defer cancel()
+	return h.Log.LogPage(ctx, q)
+}

@@ -1,0 +1,257 @@
+package model
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// Received is a delivery, or an event of the log. The projectors of a subscription share it: it is acked
+// when each of them has applied or parked it.
+type Received struct {
+	Topic     string
+	Msg       *message.Message
+	ID        string // its message id: that of its event, else that of Msg
+	Raw       eventstore.Raw
+	Key       string           // its ordering key, else its stream, else ""
+	Malformed error            // why Raw is incomplete
+	Log       string           // LogID.String, if it was read from the log, and is not acked
+	IsForeign bool             // a Decoder has read it: it is not in the log
+	IsParked  bool             // it was delivered before, and is parked
+	IsUnknown bool             // the log has no event with its id
+	acked     *message.Message // Msg as it was delivered
+	open      atomic.Int32     // projectors that have not finished it
+}
+
+// Receive returns a delivery that a number of projectors share. A nil decode means that messages of other
+// software are malformed.
+func Receive(topic string, m *message.Message, decode Decode, projectors int) *Received {
+	d := &Received{Topic: topic, Msg: m, acked: m, ID: m.UUID}
+	if d.IsForeign = decode != nil && !isOwn(m.Metadata); d.IsForeign {
+		d.decode(decode)
+	} else {
+		d.Raw, d.Malformed = outbox.ParseWatermill(m)
+		d.Key = cmp.Or(m.Metadata[outbox.HeaderKey], m.Metadata[outbox.HeaderStream])
+	}
+	d.open.Store(int32(projectors))
+	return d
+}
+
+// Logged returns an event that was read from the log.
+func Logged(raw eventstore.Raw, log string) *Received {
+	d := &Received{Log: log, ID: raw.ID, Msg: &message.Message{UUID: raw.ID, Payload: raw.Data}, Raw: raw, Key: raw.Stream}
+	d.open.Store(1)
+	return d
+}
+
+// IsLogged reports whether the event was read from the log.
+func (d *Received) IsLogged() bool { return d.acked == nil }
+
+// Done is called by each projector after it has applied or parked the message and committed.
+func (d *Received) Done() {
+	if d.open.Add(-1) == 0 && !d.IsLogged() {
+		crash.Point("ack: before")
+		d.acked.Ack()
+		crash.Point("ack: after")
+	}
+}
+
+// Headers returns the headers of a parked message: those of the delivery, or those with which a
+// relay would publish an event of the log.
+func (d *Received) Headers() map[string]string {
+	if !d.IsLogged() {
+		return d.deliveredHeaders()
+	}
+	return relayed(&d.Raw, d.Log)
+}
+
+// relayed returns the headers with which a relay publishes an event of the log.
+func relayed(raw *eventstore.Raw, log string) map[string]string {
+	m := provider.FromEvent(raw.Stream, raw.Version, eventstore.Draft{
+		ID: raw.ID, Type: raw.Type, Schema: raw.Schema, Metadata: raw.Metadata,
+	}, "")
+	m.SetPlace(raw.Position, log)
+	h := m.Headers
+	h[outbox.HeaderKey] = raw.Stream
+	h[outbox.HeaderRecordedAt] = raw.RecordedAt.UTC().Format(time.RFC3339Nano)
+	return h
+}
+
+// Waited returns the time since the event was recorded.
+func (d *Received) Waited(now time.Time) time.Duration {
+	if d.Raw.RecordedAt.IsZero() {
+		return 0
+	}
+	return now.Sub(d.Raw.RecordedAt)
+}
+
+// Message is a message that one projector processes: a delivery, an event of the log, or a parked
+// message.
+type Message struct {
+	*Received
+	Handlers   []provider.Handler // that apply it, in order
+	Lane       provider.Lane
+	Mark       bool
+	Position   int64            // in the log that the runner reads; 0: it is not there
+	Parked     *provider.Parked // nil for a delivery
+	Duplicates []*Received      // other deliveries of the same message in the same unit
+	Aside      *Aside           // not nil: it is set aside instead of applied
+	Replayed   bool             // another generation has applied it: its output is dropped
+	Contested  bool             // another generation may apply it at the same time
+	Skipped    bool             // an operator has skipped it in an earlier generation
+	decoding   decoding
+}
+
+// Aside is why a message is set aside.
+type Aside struct {
+	Cause    error
+	Handler  string // the handler that failed
+	Attempts int
+}
+
+// Done is called after the projector has applied or parked the message, and committed.
+func (m *Message) Done() {
+	m.Received.Done()
+	for _, duplicate := range m.Duplicates {
+		duplicate.Done()
+	}
+}
+
+// OrderedBy returns the key whose messages keep their order: for a message without a key, its id.
+func (m *Message) OrderedBy() string { return cmp.Or(m.Key, "\x00"+m.ID) }
+
+// headerReplayed marks a message that was parked during a rebuild, and that an earlier generation
+// has applied.
+const headerReplayed = "kinora_replayed"
+
+// IsReplayed reports whether another generation had applied the message when it was parked.
+func IsReplayed(row *provider.Parked) bool {
+	_, marked := row.Headers[headerReplayed]
+	return marked
+}
+
+// Accept returns d, or the parked message if there is one, for this projector. It returns nil if
+// the projector has no handler for it.
+func (p *Projector) Accept(d *Received, parked *provider.Parked) *Message {
+	m := &Message{Received: d, Parked: parked, Mark: p.Marks}
+	attempts, names := 1, []string(nil)
+	switch {
+	case parked != nil:
+		m.Lane, attempts, names = parked.Lane, max(parked.Attempts, 1), parked.Handlers
+		m.Replayed = IsReplayed(parked)
+		m.Mark = p.Marks && len(names) == 0
+	case d.Key != "" && !p.Rules.Alone:
+		m.Lane = provider.LaneOfKey(d.Key)
+	case d.ID != "":
+		m.Lane = provider.LaneOfMessage(d.ID)
+	default:
+		m.Lane = provider.LaneOfMessage("\x00" + string(d.Msg.Payload))
+	}
+	known := p.Types.Has(d.Raw.Type)
+	ignored := known && len(p.ByType[d.Raw.Type]) == 0 || !known && p.Rules.SkipUnknown
+	if parked == nil && ignored && (d.IsUnknown || d.Malformed == nil) {
+		return nil
+	}
+	var why error
+	switch {
+	case d.IsUnknown:
+		m.Mark, why = false, ErrNotInLog
+	case d.Malformed != nil && p.LacksDecoder(parked):
+		attempts, why = parked.Attempts, ErrNoDecoder
+	case d.Malformed != nil:
+		m.Mark = m.Mark && provider.CheckText("message id", d.ID, provider.MaxIDBytes) == nil // else no store has its marker
+		why = &provider.Error{Class: provider.ClassPermanent, Code: CodeMalformed, Err: d.Malformed}
+	case !known:
+		why = Undecodable(eventstore.ErrUnregistered)
+	default:
+		var has bool
+		if m.Handlers, has = p.HandlersFor(d.Raw.Type, names); !has {
+			why = ErrNoHandler
+		}
+	}
+	if why != nil {
+		m.Aside = &Aside{Cause: why, Attempts: attempts}
+	}
+	return m
+}
+
+// AcceptParked returns a parked message for its projector. d is that of ReceiveParked.
+func (p *Projector) AcceptParked(d *Received, row provider.Parked) *Message {
+	if d.IsForeign && d.Key == "" { // the decoder took it from the context of the delivery
+		d.Key, d.Raw.Stream = row.Key, row.Key
+	}
+	return p.Accept(d, &row)
+}
+
+// LacksDecoder reports whether a decoder has read a parked message before, and this runner has none.
+// The message is then left to a runner that has it.
+func (p *Projector) LacksDecoder(parked *provider.Parked) bool {
+	return parked != nil && !p.Rules.Decodes && !isOwn(parked.Headers) && (parked.Type != "" || len(parked.Handlers) > 0)
+}
+
+// Taken returns the messages of the events of the log that the projector takes.
+func (p *Projector) Taken(events []eventstore.Raw, log string) []*Message {
+	msgs := make([]*Message, 0, len(events))
+	for _, raw := range events {
+		if len(p.ByType[raw.Type]) == 0 && !slices.Contains(p.Rules.Categories, eventstore.Category(raw.Stream)) {
+			continue
+		}
+		if m := p.Accept(Logged(raw, log), nil); m != nil {
+			m.Mark, m.Position = p.Keeps.Markers, raw.Position
+			msgs = append(msgs, m)
+		}
+	}
+	return msgs
+}
+
+// UnitOf returns the messages as a unit has them.
+func UnitOf(msgs []*Message) []provider.Message {
+	all := make([]provider.Message, len(msgs))
+	for i, m := range msgs {
+		all[i] = provider.Message{
+			ID: m.ID, Lane: m.Lane, Handlers: m.Handlers, Mark: m.Mark, Position: m.Position, Parked: m.Parked,
+		}
+	}
+	return all
+}
+
+// Row returns the row of a message that is set aside in a generation. fresh reports for each handler
+// whether it has not applied the message.
+func (m *Message) Row(b provider.Build, fresh []bool, class provider.Class, code, version string) provider.Parked {
+	var row provider.Parked
+	if m.Parked != nil {
+		row = *m.Parked
+	} else {
+		row = provider.Parked{
+			Projector: b.Projector, Generation: b.Generation, MessageID: m.ID, Topic: m.Topic, Key: m.Key, Lane: m.Lane,
+			Type: m.Raw.Type, Payload: m.Msg.Payload, Headers: m.Headers(),
+		}
+		if m.Replayed {
+			row.Headers[headerReplayed] = "true" // the map belongs to the row: deliveries are not replayed
+		}
+	}
+	row.Class, row.Code, row.Version = class, code, version
+	named := len(row.Handlers) > 0
+	for j, h := range m.Handlers {
+		if !named && fresh[j] { // the unit writes its marker, so only this field lists it
+			row.Handlers = append(row.Handlers, h.Name)
+		}
+	}
+	return row
+}
+
+// Values returns the context of a delivery without its end, or nil if it has no values.
+func (d *Received) Values() context.Context {
+	if values := d.Msg.Context(); values != context.Background() {
+		return context.WithoutCancel(values)
+	}
+	return nil
+}

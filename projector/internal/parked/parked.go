@@ -1,0 +1,272 @@
+// Package parked tries the parked messages of a generation again.
+package parked
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/kinora-go/kinora/projector/internal/apply"
+	"github.com/kinora-go/kinora/projector/internal/generation"
+	"github.com/kinora-go/kinora/projector/internal/model"
+	"github.com/kinora-go/kinora/projector/internal/sent"
+	"github.com/kinora-go/kinora/projector/internal/unit"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// Parked has the parked messages of a projector.
+type Parked struct {
+	Host      *model.Host
+	Projector *model.Projector
+	Sent      *sent.Asker
+	Receiver  *model.Receiver
+	revived   map[int64]int // by Seq: how often a message that may be revived was seen
+}
+
+// Hands apply parked messages: those of a worker, or of a reader of the log.
+type Hands struct {
+	Applier *apply.Applier
+	Turn    *sent.Turn
+}
+
+// replaying is the owner of parked messages.
+type replaying struct {
+	*unit.Worker
+	g *generation.Row
+}
+
+func (o replaying) Unit(msgs []*model.Message) *unit.Unit {
+	return o.Of(o.g.Build, o.g.Suffix, msgs)
+}
+func (o replaying) Committed(context.Context, *unit.Done) error               { return nil }
+func (o replaying) Waiting(context.Context, context.Context, []provider.Lane) {}
+
+// Replay applies due parked messages. Those that only wait behind others run in units of many,
+// all others alone, and their attempts are counted before they run. It reports whether the state
+// of any message changed.
+func (p *Parked) Replay(ctx, hard context.Context, by Hands, g *generation.Row, msgs []*model.Message) (progress bool) {
+	if !p.can(ctx, g.Build) {
+		return false
+	}
+	ask := func(ctx context.Context) error { return p.Sent.AskParked(ctx, g.Build, msgs) }
+	if err := ask(ctx); err != nil {
+		if ctx.Err() == nil {
+			p.Host.Report(slog.LevelWarn, "generations not asked", err, "projector", p.Projector.Name)
+		}
+		return false
+	}
+	var waiting, failed []*model.Message
+	for _, m := range msgs {
+		if m.Parked.Class == provider.ClassHeld {
+			waiting = append(waiting, m)
+		} else {
+			failed = append(failed, m)
+		}
+	}
+	p.findLost(ctx, by, waiting)
+	err := by.Turn.For(ctx, hard, msgs, ask, func(ctx, hard context.Context) error {
+		batch := by.Applier.Batch
+		if k := p.Projector.Keeps; !k.Atomic && !k.Markers {
+			batch = 1 // if one fails, the store of parked messages forgets that others were applied
+		}
+		for some := range slices.Chunk(waiting, batch) {
+			r, err := by.Applier.Apply(ctx, hard, some, replaying{by.Applier.Worker, g})
+			if progress = r.Progress || progress; errors.Is(err, provider.ErrEnded) {
+				p.Host.Follow.Send()
+			}
+		}
+		for _, m := range failed {
+			progress = ctx.Err() == nil && p.try(ctx, hard, by, g, m) || progress
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, sent.ErrTurn) && ctx.Err() == nil {
+		p.Host.Report(slog.LevelWarn, "parked messages not applied", err, "projector", p.Projector.Name)
+	}
+	return progress
+}
+
+// can reports whether parked messages can be applied now.
+func (p *Parked) can(ctx context.Context, b provider.Build) bool {
+	s, ok := p.Host.Store.(provider.Restorer)
+	if !ok {
+		return true
+	}
+	limited, cancel := p.Host.Limited(ctx)
+	defer cancel()
+	can, err := s.CanReplay(limited, b)
+	return err == nil && can
+}
+
+// findLost sets parked messages aside whose events the log no longer has. They were parked behind
+// others before their events were looked up.
+func (p *Parked) findLost(ctx context.Context, by Hands, msgs []*model.Message) {
+	if !p.Projector.Logged {
+		return
+	}
+	others := slices.DeleteFunc(slices.Clone(msgs), func(m *model.Message) bool { return !p.Host.OfEarlierLog(m) })
+	for tries := 1; ctx.Err() == nil; tries++ {
+		err := p.Host.FindPlaces(ctx, others)
+		if err == nil {
+			break
+		}
+		by.Applier.PauseUnit(ctx, len(others), tries, err)
+	}
+	for _, m := range others {
+		m.Position = 0 // it is not compared with the checkpoint
+	}
+}
+
+// CatchUp applies due messages of lanes behind which deliveries were just parked, at
+// most twice as many as may have been parked. So a due lane becomes empty also under a constant
+// load. A lane that is not due costs one query.
+func (p *Parked) CatchUp(ctx, hard context.Context, by Hands, g *generation.Row, lanes []provider.Lane) {
+	progress := len(lanes) > 0
+	for round := 0; round < 2 && progress && ctx.Err() == nil; round++ {
+		f := provider.DueFilter{Builds: []provider.Build{g.Build}, Lanes: lanes, Keys: len(lanes), Each: by.Applier.Batch}
+		due, _ := p.due(hard, f) // the runner's own scan reports errors
+		progress = len(due) > 0 && p.Replay(ctx, hard, by, g, due)
+	}
+}
+
+func (p *Parked) due(ctx context.Context, f provider.DueFilter) ([]*model.Message, error) {
+	ctx, cancel := p.Host.Limited(ctx)
+	defer cancel()
+	rows, err := p.Host.Store.Due(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	return p.Messages(ctx, rows)
+}
+
+// Messages returns the messages of rows of the projector.
+func (p *Parked) Messages(ctx context.Context, rows []provider.Parked) ([]*model.Message, error) {
+	received, err := p.Receiver.Parked(ctx, rows)
+	if err != nil {
+		return nil, err
+	}
+	msgs := make([]*model.Message, len(rows))
+	for i, row := range rows {
+		msgs[i] = p.Projector.AcceptParked(received[i], row)
+	}
+	return msgs, nil
+}
+
+// try is one attempt at a parked message that has failed before, or may have crashed a process.
+// It is counted before it runs. No other runner tries the message for longer than the attempt may
+// take.
+func (p *Parked) try(ctx, hard context.Context, by Hands, g *generation.Row, m *model.Message) (progress bool) {
+	row, w := m.Parked, by.Applier.Worker
+	alone, again := row.Code == model.CodeCrashed, p.Host.Lease+min(p.Host.Timeout, math.MaxInt64-p.Host.Lease)
+	if alone {
+		again = max(again, p.spacing(row.Attempts))
+		w.Crashes.Process.Lock() // before it is counted: waiting is no attempt
+		defer w.Crashes.Process.Unlock()
+	}
+	inner, cancel := p.Host.Limited(hard)
+	begun, err := p.Host.Store.Try(inner, *row, p.Host.Retry.Attempts, again)
+	cancel()
+	if err != nil {
+		by.Applier.Report(slog.LevelWarn, "attempt not counted", m, err, row.Attempts)
+		return false
+	}
+	if !begun {
+		return p.isExhausted(by, m)
+	}
+	row.Attempts++
+	for tries := 1; ctx.Err() == nil; tries++ {
+		u := w.Of(g.Build, g.Suffix, []*model.Message{m})
+		u.Alone = alone
+		d, err := w.Run(hard, u)
+		switch class := provider.ClassOf(err); {
+		case err == nil:
+			by.Applier.Finish(d)
+			return true
+		case hard.Err() != nil:
+			return false
+		case class == provider.ClassAmbiguous || m.Aside != nil:
+			by.Applier.PauseUnit(ctx, 1, tries, err)
+		case class == provider.ClassTransient:
+			apply.SetAside(m, d, err, row.Attempts-1)
+		default:
+			apply.SetAside(m, d, err, row.Attempts)
+		}
+	}
+	return false
+}
+
+// spacing is how long no other runner tries a message that may have crashed processes, after an
+// attempt that follows this number of earlier ones: a lease, then eight times as long each time,
+// at most a day. So the message is stuck only if its process ended during each of its attempts,
+// over at least a quarter of an hour. After the last attempt it is a lease.
+func (p *Parked) spacing(before int) time.Duration {
+	d := p.Host.Lease
+	if p.Host.Retry.Exhausted(before + 1) {
+		return d
+	}
+	for range max(before-1, 0) {
+		d = max(p.Host.Lease, 8*min(d, 3*time.Hour))
+	}
+	return d
+}
+
+// isExhausted reports whether a message that may not be tried has no attempt left, so that it is
+// stuck now.
+func (p *Parked) isExhausted(by Hands, m *model.Message) bool {
+	row := m.Parked
+	if !p.Host.Retry.Exhausted(row.Attempts) {
+		return false
+	}
+	if p.Host.Observer.Parked != nil {
+		p.Host.Observer.Parked(p.Projector.Name, row.Handler, row.Class, row.Code)
+	}
+	by.Applier.Report(slog.LevelWarn, "stuck", m, &provider.Error{Class: row.Class, Code: row.Code}, row.Attempts)
+	return true
+}
+
+// Revive makes messages of a generation due that other programs parked because they did not have the type or the
+// handler, if this program has it.
+func (p *Parked) Revive(ctx context.Context, b provider.Build) error {
+	return errors.Join(p.revive(ctx, b, model.CodeUnregistered), p.revive(ctx, b, model.CodeNoHandler))
+}
+
+func (p *Parked) revive(ctx context.Context, b provider.Build, code string) error {
+	f := provider.ParkedFilter{
+		Projector: b.Projector, Generation: b.Generation, Code: code, Types: p.Projector.Types.Names(),
+		States: []provider.ParkedState{provider.StateStuck}, Limit: 100,
+	}
+	if p.revived == nil {
+		p.revived = map[int64]int{}
+	}
+	for {
+		rows, err := p.Host.Store.Parked(ctx, f)
+		if err != nil || len(rows) == 0 {
+			return err
+		}
+		var known []int64
+		for _, row := range rows {
+			f.After = row.Seq
+			if _, ok := p.Projector.HandlersFor(row.Type, row.Handlers); !ok {
+				continue
+			}
+			// An older program may try the message first, or this program may not have its schema
+			// version. So it is revived when it is seen for the first time, the second, the
+			// fourth and so on.
+			p.revived[row.Seq]++
+			if n := p.revived[row.Seq]; n&(n-1) == 0 {
+				known = append(known, row.Seq)
+			}
+		}
+		if len(known) == 0 {
+			continue
+		}
+		due := provider.ParkedFilter{Projector: b.Projector, Seqs: known}
+		if _, err := p.Host.Store.Decide(ctx, due, provider.StateWaiting, provider.Decision{}); err != nil {
+			return err
+		}
+		p.Host.Scan.Send()
+	}
+}

@@ -1,0 +1,208 @@
+// Package sent knows which messages another generation has applied, so that no output is sent twice.
+package sent
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"github.com/kinora-go/kinora/projector/internal/generation"
+	"github.com/kinora-go/kinora/projector/internal/model"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// Asker asks what other generations have applied. The goroutines of a generation share it.
+type Asker struct {
+	Host      *model.Host
+	Projector *model.Projector
+	mu        sync.Mutex
+	passed    map[int]passed // by generation
+}
+
+// passed is what another generation has passed: every event up to its checkpoint, and those that its
+// segments have passed, is applied there, but those that were parked. That stays true.
+type passed struct {
+	provider.Checkpoint
+	parked map[string]bool // by id; nil: it is not known which
+}
+
+// Ask sets Replayed and Skipped of messages of a generation, and Contested of those that another
+// generation may apply at the same time. skips are sorted ids of further events that operators have
+// skipped.
+func (a *Asker) Ask(ctx context.Context, g *generation.Row, skips []string, msgs []*model.Message) error {
+	for _, m := range msgs {
+		if _, m.Skipped = slices.BinarySearch(g.Skipped, m.ID); !m.Skipped {
+			_, m.Skipped = slices.BinarySearch(skips, m.ID)
+		}
+	}
+	if !g.IsReplaying() || len(msgs) == 0 {
+		return nil
+	}
+	if g.How == generation.Scratch {
+		for _, m := range msgs {
+			m.Replayed = true
+		}
+		return nil
+	}
+	others, orUnseen := []int{0}, true
+	if g.IsLive() {
+		others, orUnseen = append(slices.Clone(g.Earlier), g.Source), false
+	}
+	for _, of := range others {
+		asked, err := a.notPassed(ctx, msgs, of)
+		if err == nil {
+			err = a.outcomes(ctx, asked, of, func(o provider.Outcome) bool {
+				return !isParked(o) && (orUnseen || o != provider.OutcomeUnseen)
+			})
+		}
+		if err != nil {
+			return err
+		}
+		msgs = notReplayed(msgs)
+	}
+	return nil
+}
+
+// AskParked is Ask for parked messages: another generation may have applied them since they were
+// parked. A generation that is not live asks the live one, which asks those next to it.
+func (a *Asker) AskParked(ctx context.Context, b provider.Build, msgs []*model.Message) error {
+	if msgs = notReplayed(msgs); len(msgs) == 0 {
+		return nil
+	}
+	all, err := a.Host.Generations(ctx, a.Projector.Name)
+	if err != nil {
+		return err
+	}
+	live := generation.Live(all).Build == b
+	for _, g := range all {
+		if live && !g.IsFed() || !live && !g.IsLive() {
+			continue
+		}
+		err := a.outcomes(ctx, msgs, g.Generation, func(o provider.Outcome) bool {
+			return o == provider.OutcomeApplied || o == provider.OutcomeSkipped && !live
+		})
+		if msgs = notReplayed(msgs); err != nil {
+			return err
+		}
+		for _, m := range msgs {
+			m.Contested = true
+		}
+	}
+	return nil
+}
+
+func notReplayed(msgs []*model.Message) []*model.Message {
+	return slices.DeleteFunc(slices.Clone(msgs), func(m *model.Message) bool { return m.Replayed })
+}
+
+// notPassed sets Replayed of the events that another generation has passed: the live one if of is zero. It
+// returns the other events. So usually no event must be looked up by its id.
+func (a *Asker) notPassed(ctx context.Context, msgs []*model.Message, of int) (rest []*model.Message, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.passed[of]
+	if len(msgs) > 0 && msgs[len(msgs)-1].Raw.Position > p.Place.Position {
+		if p, err = a.askPassed(ctx, of); err != nil {
+			return nil, err
+		}
+		if a.passed == nil {
+			a.passed = map[int]passed{}
+		}
+		a.passed[of] = p
+	}
+	for _, m := range msgs {
+		if m.Replayed = p.parked != nil && p.Applied(m.Raw.Stream, m.Raw.Position) && !p.parked[m.ID]; !m.Replayed {
+			rest = append(rest, m)
+		}
+	}
+	return rest, nil
+}
+
+func (a *Asker) askPassed(ctx context.Context, of int) (p passed, err error) {
+	const most = 1000
+	ctx, cancel := a.Host.Limited(ctx)
+	defer cancel()
+	c, err := a.Host.Store.Checkpoint(ctx, provider.Build{Projector: a.Projector.Name, Generation: of})
+	if err != nil || c.Mode == 0 {
+		return p, err
+	}
+	// After the checkpoint: an event that it has passed was applied or parked before.
+	rows, err := a.Host.Store.Parked(ctx, provider.ParkedFilter{Projector: a.Projector.Name, Generation: c.Generation, Limit: most})
+	if err != nil || len(rows) == most {
+		return p, err
+	}
+	p.Checkpoint, p.parked = c, map[string]bool{}
+	for _, row := range rows {
+		p.parked[row.MessageID] = true
+	}
+	return p, nil
+}
+
+// parkedAsReplayed is model.IsReplayed for a message that is parked in a generation, the live one if it is
+// zero.
+func (a *Asker) parkedAsReplayed(ctx context.Context, m *model.Message, of int) (bool, error) {
+	if of == 0 {
+		c, err := a.Host.Store.Checkpoint(ctx, provider.Build{Projector: a.Projector.Name})
+		if err != nil {
+			return false, err
+		}
+		of = c.Generation
+	}
+	f := provider.ParkedFilter{Projector: a.Projector.Name, Generation: of, Key: m.Key}
+	for {
+		rows, err := a.Host.Store.Parked(ctx, f)
+		if err != nil || len(rows) == 0 {
+			return false, err
+		}
+		for i := range rows {
+			if rows[i].MessageID == m.ID {
+				return model.IsReplayed(&rows[i]), nil
+			}
+		}
+		f.After = rows[len(rows)-1].Seq
+	}
+}
+
+func isParked(o provider.Outcome) bool {
+	return o == provider.OutcomeWaiting || o == provider.OutcomeStuck
+}
+
+// outcomes sets Replayed by the outcomes of the messages in another generation, the live one if it is
+// zero.
+func (a *Asker) outcomes(ctx context.Context, msgs []*model.Message, of int, sent func(provider.Outcome) bool) error {
+	var asked []*model.Message
+	var questions []provider.Question
+	for _, m := range msgs {
+		if len(m.Handlers) > 0 {
+			h := m.Handlers[0]
+			asked, questions = append(asked, m), append(questions, provider.Question{
+				Generation: of, Handler: h.Name, Was: h.Was, MessageID: m.ID, RecordedAt: m.Raw.RecordedAt, Position: m.Raw.Position,
+			})
+		}
+	}
+	if len(questions) == 0 {
+		return nil
+	}
+	ctx, cancel := a.Host.Limited(ctx)
+	defer cancel()
+	c, err := a.Host.Store.Checkpoint(ctx, provider.Build{Projector: a.Projector.Name, Generation: of})
+	if err != nil {
+		return err
+	}
+	outcomes, err := a.Host.Store.Outcomes(ctx, questions)
+	if err != nil {
+		return err
+	}
+	for i, m := range asked {
+		if outcomes[i] == provider.OutcomeUnseen && len(c.Segments) > 0 && c.Applied(m.Raw.Stream, m.Raw.Position) {
+			outcomes[i] = provider.OutcomeApplied
+		}
+		if m.Replayed = sent(outcomes[i]); !m.Replayed && isParked(outcomes[i]) {
+			if m.Replayed, err = a.parkedAsReplayed(ctx, m, of); err != nil {
+				return err
+			}
+			m.Contested = !m.Replayed
+		}
+	}
+	return nil
+}

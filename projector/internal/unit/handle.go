@@ -1,0 +1,252 @@
+package unit
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector/internal/model"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// handle runs the handlers, and returns their output and the messages to set aside. It may run
+// again for the same unit.
+func (a *attempt) handle(ctx context.Context, call model.Call, found provider.Found) (c provider.Closing, err error) {
+	msgs := a.unit.Messages
+	*a.done = Done{Unit: a.unit, At: -1, Fates: make([]Fate, len(msgs)), Rows: make([]*provider.Aside, len(msgs))}
+	a.batches, a.begin = nil, found.Begin
+	if err := a.setup(ctx, call); err != nil {
+		return c, err
+	}
+	decided := fates{found: found}
+	for i, m := range msgs {
+		fate := decided.of(i, m)
+		if fate == Run {
+			if fate, err = a.decode(ctx, i, m, found.Fresh[i]); err != nil {
+				return c, err
+			}
+		}
+		if a.done.Fates[i] = fate; fate != Run {
+			if row := a.pass(i, m, fate, found.Fresh[i], decided.stopped[m.Lane]); row != nil {
+				decided.stop(m.Lane)
+				c.Park = append(c.Park, *row)
+			}
+			continue
+		}
+		found.Begin(i)
+		out, err := a.run(ctx, call, i, m, found.Fresh[i])
+		if err != nil {
+			return c, err
+		}
+		c.Output = append(c.Output, out...)
+	}
+	if err := a.flush(ctx, call); err != nil {
+		return c, err
+	}
+	if a.unit.Intent.Switch != nil && len(c.Park) > 0 {
+		for i := range c.Park {
+			a.done.Parks = append(a.done.Parks, c.Park[i].Parked.Lane)
+		}
+		return c, ErrParks
+	}
+	a.done.Output = c.Output
+	return c, nil
+}
+
+// setup runs the handler without events.
+func (a *attempt) setup(ctx context.Context, call model.Call) error {
+	if a.unit.Setup == "" {
+		return nil
+	}
+	a.timer.Reset(a.limit())
+	crash.Point("handler: before")
+	s := model.Scope{Suffix: a.unit.Suffix}
+	if a.unit.Setup == model.Created {
+		s.Long = &atomic.Pointer[string]{}
+	}
+	_, err := call(model.WithScope(ctx, s), a.unit.Setup, nil, nil)
+	crash.Point("handler: after")
+	if s.Long != nil && s.Long.Load() != nil {
+		err = &provider.Error{Class: provider.ClassPermanent, Code: "invalid", Err: model.CheckSuffixed(*s.Long.Load())}
+	}
+	return err
+}
+
+// pass does what the fate of a message says whose handlers do not run. It returns the row of a message that
+// is set aside. stopped: this unit has set another one of its lane aside.
+func (a *attempt) pass(i int, m *model.Message, fate Fate, fresh []bool, stopped bool) *provider.Aside {
+	switch fate {
+	case Left, Unread:
+		a.done.Left = true
+	case Applied:
+		for j := range m.Handlers {
+			a.note(m, j, true, 0)
+		}
+	case Partly:
+		m.Aside = &model.Aside{Cause: errPartly, Attempts: 1}
+	case Behind:
+		if m.Parked == nil && !stopped {
+			a.done.Behind = append(a.done.Behind, m.Lane)
+		}
+	}
+	if !fate.HasRow() {
+		return nil
+	}
+	a.done.Rows[i] = a.row(i, m, fate, fresh)
+	return a.done.Rows[i]
+}
+
+// row returns the row of a message that is set aside.
+func (a *attempt) row(i int, m *model.Message, fate Fate, fresh []bool) *provider.Aside {
+	class, code := provider.ClassHeld, ""
+	switch {
+	case fate == Suspect:
+		class, code = provider.ClassUnknown, model.CodeCrashed
+	case fate != Behind:
+		class, code = provider.ClassOf(m.Aside.Cause), provider.CodeOf(m.Aside.Cause)
+	}
+	b := provider.Build{Projector: a.unit.Intent.Projector, Generation: a.unit.Intent.Generation}
+	row := &provider.Aside{Message: i, Parked: m.Row(b, fresh, class, code, a.Host.Version)}
+	p := &row.Parked
+	switch fate {
+	case Behind:
+		return row
+	case Suspect:
+		if m.Parked != nil && m.Parked.Class != provider.ClassHeld {
+			p.Attempts-- // it was counted, but has not run
+		}
+		p.Attempts = max(p.Attempts, 1)
+		return row
+	case Unread:
+		p.Lane = provider.LaneOfMessage(m.ID) // earlier events of its stream follow
+	}
+	retry := a.Host.Retry
+	p.Attempts, p.Handler, p.Error, row.After = m.Aside.Attempts, m.Aside.Handler, TextOf(m.Aside.Cause), -1
+	if class == provider.ClassTransient && m.Parked != nil && m.Parked.Code == model.CodeCrashed {
+		p.Code = model.CodeCrashed // the next attempt runs alone too
+	}
+	switch {
+	case class == provider.ClassTransient: // not counted: it waits as long again as it has been parked
+		row.After = min(max(a.Host.Clock().Sub(p.At), retry.Base), retry.Max)
+	case class == provider.ClassUnknown && !retry.Exhausted(p.Attempts):
+		row.After, _ = retry.Delay(max(p.Attempts, 1))
+	}
+	return row
+}
+
+// decode decodes the event of message i before its handlers run. If that fails, the message is set aside: none
+// of its handlers has run, so the unit goes on.
+func (a *attempt) decode(ctx context.Context, i int, m *model.Message, fresh []bool) (Fate, error) {
+	first := slices.Index(fresh, true)
+	if first < 0 || m.IsDecoded() {
+		return Run, nil
+	}
+	each := a.Host.Timeout
+	if !a.timer.Reset(sum(each, each)) {
+		return Run, errBegin
+	}
+	a.at.Store(int64(i)) // a decoder that panics or does not return is the fault of the message
+	a.handler.Store(&m.Handlers[first])
+	a.over.Store(true)
+	failed := m.Decode(a.Projector.Types)
+	a.over.Store(ctx.Err() != nil)
+	a.timer.Reset(a.limit())
+	if ctx.Err() != nil { // the worker may have given this unit up
+		return Run, ctx.Err()
+	}
+	fate := Run
+	if failed != nil {
+		fate, m.Aside = Failed, &model.Aside{Cause: model.Undecodable(failed), Handler: m.Handlers[first].Name, Attempts: 1}
+		if m.Parked != nil {
+			m.Aside.Attempts = max(m.Parked.Attempts, 1)
+		}
+	}
+	a.at.Store(-1)
+	a.handler.Store(nil)
+	return fate, nil
+}
+
+// run runs the handlers of a message that have not applied it yet. Handlers of OnBatch run later.
+func (a *attempt) run(ctx context.Context, call model.Call, i int, m *model.Message, fresh []bool) (out []outbox.Message, err error) {
+	a.at.Store(int64(i))
+	for j := range m.Handlers {
+		if !fresh[j] {
+			a.note(m, j, true, 0)
+			continue
+		}
+		if err := a.flushBefore(ctx, call, i, m, &m.Handlers[j]); err != nil {
+			return nil, err
+		}
+		if take := a.Projector.Batches[m.Handlers[j].Name]; take != nil {
+			if err := a.collect(ctx, i, m, j, take); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		some, took, err := a.call(model.WithCause(a.valuesOf(ctx, m), m.Raw), call, &m.Handlers[j], m.Replayed, m, nil)
+		if err != nil {
+			return nil, err
+		}
+		a.note(m, j, false, took)
+		out = append(out, some...)
+	}
+	a.at.Store(-1)
+	a.handler.Store(nil)
+	if slices.Contains(fresh, true) {
+		a.done.Applied = append(a.done.Applied, m)
+	}
+	return out, nil
+}
+
+// valuesOf returns a context with the values of a delivery, and before them those of the observer.
+func (a *attempt) valuesOf(ctx context.Context, m *model.Message) context.Context {
+	values := m.Values()
+	if values == nil {
+		return ctx
+	}
+	ctx = handlerContext{ctx, values}
+	if a.values != nil {
+		ctx = handlerContext{ctx, a.values}
+	}
+	return ctx
+}
+
+// call runs one handler, and returns how long it took.
+//
+// The opening, each handler, and the commit have separate timeouts. So the time that a unit waits
+// for others does not count for a handler.
+func (a *attempt) call(
+	ctx context.Context, call model.Call, h *provider.Handler, replayed bool, m *model.Message, events []any,
+) (out []outbox.Message, took time.Duration, err error) {
+	each, began := a.Host.Timeout, a.Host.Clock()
+	if !a.timer.Reset(sum(each, each)) { // ends the unit if the handler ignores its context
+		return nil, 0, errBegin
+	}
+	a.Loop.Within(began, sum(sum(each, each), grace))
+	a.done.Ran = true
+	a.handler.Store(h)
+	a.over.Store(true)
+	crash.Point("handler: before")
+	limited := withDeadline(model.WithScope(ctx, model.Scope{Suffix: a.unit.Suffix, Replayed: replayed}), each)
+	out, err = call(limited, h.Name, m, events)
+	a.over.Store(limited.end() != nil) // a handler that returned in time is not at fault
+	a.timer.Reset(a.limit())
+	crash.Point("handler: after")
+	return out, a.Host.Clock().Sub(began), err
+}
+
+// note records for the observer that a handler has applied a message, now or before.
+func (a *attempt) note(m *model.Message, handler int, before bool, took time.Duration) {
+	h, name := a.Host, m.Handlers[handler].Name
+	if h.Observer.Handled != nil {
+		a.done.Reports = append(a.done.Reports, func() {
+			h.Observer.Handled(name, before, m.Waited(h.Clock()), took, nil)
+		})
+	}
+	if h.Observer.Unmarked != nil && !before && a.Projector.Rules.Markers && !a.Projector.Marks {
+		a.done.Reports = append(a.done.Reports, func() { h.Observer.Unmarked(name) })
+	}
+}
