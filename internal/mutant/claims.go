@@ -67,9 +67,7 @@ var claims = []Mutant{
 			{File: "outbox/publish.go", Old: "		m.After, _ = b.cfg.Backoff.Delay(", New: `		exact := b.cfg.Backoff
 		exact.Jitter = 0
 		m.After, _ = exact.Delay(`},
-			{File: "projector/unit.go", Old: "		row.After, _ = retry.Delay(", New: `		exact := retry
-		exact.Jitter = 0
-		row.After, _ = exact.Delay(`},
+			{File: "projector/internal/unit/handle.go", Old: "\t\trow.After, _ = retry.Delay(", New: "\t\texact := retry\n\t\texact.Jitter = 0\n\t\trow.After, _ = exact.Delay("},
 		},
 		Tests: []Test{
 			{"./outbox", "TestRelayAppliesItsJitter"},

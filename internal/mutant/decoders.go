@@ -3,51 +3,39 @@ package mutant
 // decoders lists the mutants of messages of other software, and of rows that other software writes.
 var decoders = []Mutant{
 	{
-		Name: "foreign_position",
-		What: "the headers of a position make a message of other software an event of the log",
-		Edits: []Edit{{
-			File: "projector/complete.go", Old: "case m.malformed != nil, m.isForeign, m.isUnknown:", New: "case m.malformed != nil, m.isUnknown:",
-		}},
+		Name:  "foreign_position",
+		What:  "the headers of a position make a message of other software an event of the log",
+		Edits: []Edit{{File: "projector/internal/model/places.go", Old: "case m.Malformed != nil, m.IsForeign, m.IsUnknown:", New: "case m.Malformed != nil, m.IsUnknown:"}},
 		Tests: []Test{{"./projector", "TestMessageOfOtherSoftwareIsNotInTheLog"}},
 	},
 	{
-		Name: "foreign_uuid",
-		What: "markers have the UUID of the delivery instead of the id that the decoder returned",
-		Edits: []Edit{{
-			File: "projector/foreign.go", Old: "		d.id = raw.ID\n", New: "		raw.ID = d.id\n",
-		}},
+		Name:  "foreign_uuid",
+		What:  "markers have the UUID of the delivery instead of the id that the decoder returned",
+		Edits: []Edit{{File: "projector/internal/model/foreign.go", Old: "\t\td.ID = raw.ID\n", New: "\t\traw.ID = d.ID\n"}},
 		Tests: []Test{{"./projector", "TestMessagesOfOtherSoftwareAreAppliedOnce"}},
 	},
 	{
-		Name: "decoder_shares_message",
-		What: "a decoder gets the delivery itself, and may change or ack it",
-		Edits: []Edit{{
-			File: "projector/foreign.go", Old: "one := m.CopyWithContext()", New: "one := m",
-		}},
+		Name:  "decoder_shares_message",
+		What:  "a decoder gets the delivery itself, and may change or ack it",
+		Edits: []Edit{{File: "projector/internal/model/foreign.go", Old: "one := m.CopyWithContext()", New: "one := m"}},
 		Tests: []Test{{"./projector", "TestMessageThatTheDecoderRefusesIsParked"}},
 	},
 	{
-		Name: "foreign_clock",
-		What: "the clock of other software decides whether a message may have crashed a process",
-		Edits: []Edit{{
-			File: "projector/careful.go", Old: "return m.isForeign || at.IsZero()", New: "return at.IsZero()",
-		}},
+		Name:  "foreign_clock",
+		What:  "the clock of other software decides whether a message may have crashed a process",
+		Edits: []Edit{{File: "projector/internal/unit/crashes.go", Old: "return m.IsForeign || at.IsZero()", New: "return at.IsZero()"}},
 		Tests: []Test{{"./projector", "TestClockOfOtherSoftwareDoesNotHideACrash"}},
 	},
 	{
-		Name: "no_decoder_malformed",
-		What: "a runner without the decoder makes parked messages of other software stuck",
-		Edits: []Edit{{
-			File: "projector/message.go", Old: "case d.malformed != nil && p.lacksDecoder(parked):", New: "case d.malformed == errNoDecoder:",
-		}},
+		Name:  "no_decoder_malformed",
+		What:  "a runner without the decoder makes parked messages of other software stuck",
+		Edits: []Edit{{File: "projector/internal/model/message.go", Old: "case d.Malformed != nil && p.LacksDecoder(parked):", New: "case d.Malformed == ErrNoDecoder:"}},
 		Tests: []Test{{"./projector", "TestReplayWithoutTheDecoder"}},
 	},
 	{
-		Name: "mark_without_id",
-		What: "a message without an id is parked with markers, which SQLite refuses",
-		Edits: []Edit{{
-			File: "projector/message.go", Old: "m.mark = m.mark && provider.CheckText", New: "_ = m.mark && provider.CheckText",
-		}},
+		Name:  "mark_without_id",
+		What:  "a message without an id is parked with markers, which SQLite refuses",
+		Edits: []Edit{{File: "projector/internal/model/message.go", Old: "m.Mark = m.Mark && provider.CheckText", New: "_ = m.Mark && provider.CheckText"}},
 		Tests: []Test{{"./decode", "TestAnyMessageIsParkedAndReplayed/sqlite"}},
 	},
 	{

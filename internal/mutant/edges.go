@@ -11,13 +11,13 @@ var edges = []Mutant{
 	{
 		Name:  "handler_no_cause",
 		What:  "what a handler appends does not have its event as the cause",
-		Edits: []Edit{{File: "projector/unit.go", Old: "u.call(withCause(parent, m.raw),", New: "u.call(parent,"}},
+		Edits: []Edit{{File: "projector/internal/unit/handle.go", Old: "a.call(model.WithCause(a.valuesOf(ctx, m), m.Raw),", New: "a.call(a.valuesOf(ctx, m),"}},
 		Tests: []Test{{".", "TestContextFlows"}},
 	},
 	{
 		Name:  "middleware_no_cause",
 		What:  "what a handler in the middleware adds does not have its message as the cause",
-		Edits: []Edit{{File: "projector/middleware.go", Old: "m.SetContext(withCause(ctx, cause))", New: "m.SetContext(ctx)"}},
+		Edits: []Edit{{File: "projector/middleware.go", Old: "m.SetContext(model.WithCause(ctx, cause))", New: "m.SetContext(ctx)"}},
 		Tests: []Test{{"./internal/routertest", "TestMiddlewareContextFlows"}},
 	},
 	{

@@ -34,7 +34,7 @@ var observers = []Mutant{
 	{
 		Name:  "handler_limit",
 		What:  "a handler counts from its beginning as late, not from its deadline",
-		Edits: []Edit{{File: "projector/unit.go", Old: "u.loop.Within(began, sum(sum(each, each), grace))", New: "u.loop.Within(began, -each)"}},
+		Edits: []Edit{{File: "projector/internal/unit/handle.go", Old: "a.Loop.Within(began, sum(sum(each, each), grace))", New: "a.Loop.Within(began, -each)"}},
 		Tests: []Test{{".", "TestHealthyWhileHandlersRun"}},
 	},
 	{
@@ -64,7 +64,7 @@ var observers = []Mutant{
 	{
 		Name:  "unit_context",
 		What:  "handlers do not see the context of the observer of their unit",
-		Edits: []Edit{{File: "projector/unit.go", Old: "ctx = handlerContext{ctx, u.values}", New: "_ = u.values"}},
+		Edits: []Edit{{File: "projector/internal/unit/handle.go", Old: "ctx = handlerContext{ctx, a.values}", New: "_ = a.values"}},
 		Tests: []Test{{"./projector", "TestObserverSurroundsUnits"}},
 	},
 	{

@@ -5,19 +5,19 @@ var operations = []Mutant{
 	{
 		Name:  "pause_reader",
 		What:  "the reader of the log applies events to a paused projector",
-		Edits: []Edit{{File: "projector/reader.go", Old: ` || r.isPaused()`, New: ``}},
+		Edits: []Edit{{File: "projector/internal/follow/reader.go", Old: " && !r.Host.Paused(r.Projector.Name)", New: ""}},
 		Tests: []Test{{"./admin", "TestAPausedProjectorAppliesNothing/log"}},
 	},
 	{
 		Name:  "pause_worker",
 		What:  "deliveries are applied to a paused projector",
-		Edits: []Edit{{File: "projector/worker.go", Old: "\t\t\tw.awaitResume(ctx)\n", New: ``}},
+		Edits: []Edit{{File: "projector/internal/deliver/worker.go", Old: "\t\t\tw.awaitResume(ctx)\n", New: ""}},
 		Tests: []Test{{"./admin", "TestAPausedProjectorAppliesNothing/broker"}},
 	},
 	{
 		Name:  "pause_parked",
 		What:  "parked messages are applied to a paused projector",
-		Edits: []Edit{{File: "projector/replay.go", Old: `if p.isPaused() {`, New: `if p.name == "" {`}},
+		Edits: []Edit{{File: "projector/internal/feed/all.go", Old: "if !a.Host.Paused(c.feeder.Projector.Name) {", New: "if c.feeder.Projector.Name != \"\" {"}},
 		Tests: []Test{{"./admin", "TestAPausedProjectorAppliesNothing/parked"}},
 	},
 	{
@@ -29,7 +29,7 @@ var operations = []Mutant{
 	{
 		Name:  "request_not_stopped",
 		What:  "a runner goes on with a request that was canceled",
-		Edits: []Edit{{File: "projector/requests.go", Old: `if err == nil && !has || r.cfg.Clock()`, New: `if err == nil && !has && a.ID < 0 || r.cfg.Clock()`}},
+		Edits: []Edit{{File: "projector/requests.go", Old: "if err == nil && !has || o.host.Clock()", New: "if err == nil && !has && a.ID < 0 || o.host.Clock()"}},
 		Tests: []Test{{"./admin", "TestACanceledRequestStops"}},
 	},
 	{

@@ -5,51 +5,34 @@ var readers = []Mutant{
 	{
 		Name:  "each_reader_asks",
 		What:  "each reader without work asks the log for itself",
-		Edits: []Edit{{File: "projector/reader.go", Old: "if now := r.cfg.Clock(); r.headRead.IsZero() || now.Sub(r.headRead) >= headAge {", New: "if now := r.cfg.Clock(); true {"}},
+		Edits: []Edit{{File: "projector/internal/model/head.go", Old: "if now := h.Clock(); o.read.IsZero() || now.Sub(o.read) >= headAge {", New: "if now := h.Clock(); true {"}},
 		Tests: []Test{{"./projector", "TestIdleProjectorsShareAQuestion"}},
 	},
 	{
-		Name: "checkpoint_at_the_head",
-		What: "the checkpoint of a live projector moves to the head of the log, not to the end of the events that are old enough",
-		Edits: []Edit{{File: "projector/complete.go", Old: "	if len(page.Events) > 0 || page.End.Position-r.at.Place", New: `	if head, err := r.log.LogPosition(ctx, eventstore.From{Now: true}); err == nil && len(page.Events) > 0 {
-		page.End = provider.LogPlace{Position: head}
-	}
-	if len(page.Events) > 0 || page.End.Position-r.at.Place`}},
+		Name:  "checkpoint_at_the_head",
+		What:  "the checkpoint of a live projector moves to the head of the log, not to the end of the events that are old enough",
+		Edits: []Edit{{File: "projector/internal/follow/complete.go", Old: "\tif len(page.Events) > 0 || page.End.Position-r.at.Place", New: "\tif head, err := r.Host.Log.LogPosition(ctx, eventstore.From{Now: true}); err == nil && len(page.Events) > 0 {\n\t\tpage.End = provider.LogPlace{Position: head}\n\t}\n\tif len(page.Events) > 0 || page.End.Position-r.at.Place"}},
 		Tests: []Test{{"./projector", "TestTheCheckpointStaysBehindTheGrace"}},
 	},
 	{
-		Name: "settled_after_the_read",
-		What: "when a projector goes live, the checkpoint moves to what is settled after the last events were read",
-		Edits: []Edit{{File: "projector/complete.go", Old: "	if err := r.setMode(ctx, provider.ModeLive); err != nil {\n", New: `	later, err := r.pageAfter(ctx, provider.LogQuery{After: r.read, Filter: r.filter, Limit: closeLimit, NoData: true})
-	if err == nil {
-		err = r.advance(hard, later.End)
-	}
-	if err != nil {
-		return err
-	}
-	r.read = later.End.Position
-	if err := r.setMode(ctx, provider.ModeLive); err != nil {
-`}},
+		Name:  "settled_after_the_read",
+		What:  "when a projector goes live, the checkpoint moves to what is settled after the last events were read",
+		Edits: []Edit{{File: "projector/internal/follow/complete.go", Old: "\tif err := r.setMode(ctx, provider.ModeLive); err != nil {\n", New: "\tlater, err := r.Host.Page(ctx, provider.LogQuery{After: r.cursor.read, Filter: r.Projector.Rules.Filter, Limit: closeLimit, NoData: true})\n\tif err == nil {\n\t\terr = r.advance(hard, later.End)\n\t}\n\tif err != nil {\n\t\treturn err\n\t}\n\tr.cursor.read = later.End.Position\n\tif err := r.setMode(ctx, provider.ModeLive); err != nil {\n"}},
 		Tests: []Test{{"./projector", "TestGoingLiveLosesDoublesAndMisordersNothing"}},
 	},
 	{
 		Name:  "last_step_without_markers",
 		What:  "the units in which a projector goes live write no markers",
-		Edits: []Edit{{File: "projector/reader.go", Old: "m.mark, m.position = r.marks, raw.Position", New: "m.mark, m.position = r.marks && r.at.Mode != provider.ModeClosing, raw.Position"}},
+		Edits: []Edit{{File: "projector/internal/follow/reader.go", Old: "\to := &completing{r: r, g: g}\n", New: "\tfor _, m := range all {\n\t\tm.Mark = m.Mark && r.at.Mode != provider.ModeClosing\n\t}\n\to := &completing{r: r, g: g}\n"}},
 		Tests: []Test{{"./projector", "TestGoingLiveLosesDoublesAndMisordersNothing"}},
 	},
 	{
 		Name: "read_before_closing",
 		What: "the last events before a projector goes live are read before its deliveries wait",
 		Edits: []Edit{
-			{File: "projector/complete.go", Old: "	if page.Full {\n", New: "	if page = r.early; page.Full {\n"},
-			{File: "projector/reader.go", Old: "	return true, r.setMode(ctx, provider.ModeClosing)", New: `	if r.early, err = r.pageAfter(ctx, provider.LogQuery{
-		After: r.read, Filter: r.filter, Limit: closeLimit, Unsettled: true, NoData: true,
-	}); err != nil {
-		return false, err
-	}
-	return true, r.setMode(ctx, provider.ModeClosing)`},
-			{File: "projector/reader.go", Old: "	next     *pageAhead\n", New: "	next     *pageAhead\n	early    provider.LogPage\n"},
+			{File: "projector/internal/follow/complete.go", Old: "\tif page.Full {\n", New: "\tif page = c.early; page.Full {\n"},
+			{File: "projector/internal/follow/complete.go", Old: "\treturn true, r.setMode(ctx, provider.ModeClosing)", New: "\tif c.early, err = r.Host.Page(ctx, provider.LogQuery{\n\t\tAfter: r.cursor.read, Filter: r.Projector.Rules.Filter, Limit: closeLimit, Unsettled: true, NoData: true,\n\t}); err != nil {\n\t\treturn false, err\n\t}\n\treturn true, r.setMode(ctx, provider.ModeClosing)"},
+			{File: "projector/internal/follow/complete.go", Old: "\tasked    int64     // unsettled events up to it were completed\n", New: "\tasked    int64     // unsettled events up to it were completed\n\tearly    provider.LogPage\n"},
 		},
 		Tests: []Test{{"./projector", "TestGoingLiveLosesDoublesAndMisordersNothing"}},
 	},
@@ -68,7 +51,7 @@ var readers = []Mutant{
 	{
 		Name:  "earlier_not_brought",
 		What:  "with Ordered, a delivery does not bring the earlier events of its stream",
-		Edits: []Edit{{File: "projector/complete.go", Old: "if err == nil && w.opts.Ordered {", New: "if err == nil && w.opts.Ordered && w.reader == nil {"}},
+		Edits: []Edit{{File: "projector/internal/deliver/worker.go", Old: "if err == nil && p.Rules.Ordered {", New: "if err == nil && p.Rules.Ordered && !p.Logged {"}},
 		Tests: []Test{{"./projector", "TestOrderedBringsWhatWasLost"}},
 		Cells: []string{"broker-loses"},
 	},
@@ -81,7 +64,7 @@ var readers = []Mutant{
 	{
 		Name:  "large_units_after_a_crash",
 		What:  "events that were in flight when a reader crashed run in units of the usual size",
-		Edits: []Edit{{File: "projector/worker.go", Old: "w.isReader() && r.suspects > 0", New: "w.isReader() && r.suspects < 0"}},
+		Edits: []Edit{{File: "projector/internal/follow/reader.go", Old: "\tif r.suspects > 0 {\n", New: "\tif r.suspects < 0 {\n"}},
 		Tests: []Test{{"./projector", "TestEventsOfACrashedReaderRunInSmallUnits"}},
 	},
 	{

@@ -42,14 +42,14 @@ var redis = []Mutant{
 	{
 		Name:  "redis_parked_not_restored",
 		What:  "messages that were parked at the time of an old snapshot, and applied since, are not applied again",
-		Edits: []Edit{{File: "projector/restore.go", Old: "		return r.complete(ctx, hard, events)\n", New: "		return nil\n"}},
+		Edits: []Edit{{File: "projector/internal/follow/restore.go", Old: "\t\t_, err := r.Complete(ctx, hard, g, events)\n\t\treturn err\n", New: "\t\treturn nil\n"}},
 		Tests: []Test{{"./providers/redis", "TestWhatWasParkedComesBackAfterALoss"}},
 		Cells: []string{"redis"},
 	},
 	{
 		Name:  "redis_earlier_held",
 		What:  "events that are read again wait behind parked ones of their stream that come later",
-		Edits: []Edit{{File: "projector/restore.go", Old: "	if r.at.Restoring {\n		if err := r.drop", New: "	if false {\n		if err := r.drop"}},
+		Edits: []Edit{{File: "projector/internal/follow/restore.go", Old: "\tif r.at.Restoring {\n\t\tif err := r.drop", New: "\tif false {\n\t\tif err := r.drop"}},
 		Tests: []Test{{"./providers/redis", "TestAStuckMessageKeepsItsPlaceAfterALoss"}},
 	},
 	{

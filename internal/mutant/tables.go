@@ -38,7 +38,7 @@ var tables = []Mutant{
 	{
 		Name:  "refers_to_another_generation",
 		What:  "the tables of a new generation may refer to those of another one",
-		Edits: []Edit{{File: "projector/promote.go", Old: ", Create: to.Tables})", New: "})"}},
+		Edits: []Edit{{File: "projector/internal/rebuild/maker.go", Old: ", Create: to.Tables})", New: "})"}},
 		Tests: []Test{{"./internal/readmodeltest", "TestTablesThatReferToAnotherGeneration"}},
 	},
 	{
@@ -50,13 +50,13 @@ var tables = []Mutant{
 	{
 		Name:  "long_names",
 		What:  "names that PostgreSQL would cut in a later generation are accepted",
-		Edits: []Edit{{File: "projector/table.go", Old: "n > maxSuffixed {", New: "n > maxSuffixed+1 {"}},
+		Edits: []Edit{{File: "projector/internal/model/scope.go", Old: "n > maxSuffixed {", New: "n > maxSuffixed+1 {"}},
 		Tests: []Test{{"./projector", "TestLongNamesOfTablesAreRefused"}},
 	},
 	{
 		Name:  "long_names_of_indexes",
 		What:  "OnCreate may create an index under a name that PostgreSQL cuts",
-		Edits: []Edit{{File: "projector/unit.go", Old: "if s.long != nil && s.long.Load() != nil {", New: "if false {"}},
+		Edits: []Edit{{File: "projector/internal/unit/handle.go", Old: "if s.Long != nil && s.Long.Load() != nil {", New: "if false {"}},
 		Tests: []Test{{"./projector", "TestLongNamesOfTablesAreRefused"}},
 	},
 	{

@@ -3,15 +3,9 @@ package mutant
 // units lists the mutants of the rules by which a projector's messages are applied and parked.
 var units = []Mutant{
 	{
-		Name: "ack_early",
-		What: "deliveries are acknowledged before their unit runs",
-		Edits: []Edit{{File: "projector/worker.go", Old: `			w.apply(ctx, hard, w.leave(ctx, w.locate(ctx, w.collect(m))))
-`, New: `			msgs := w.collect(m)
-			for _, m := range msgs {
-				m.done()
-			}
-			w.apply(ctx, hard, w.leave(ctx, w.locate(ctx, msgs)))
-`}},
+		Name:  "ack_early",
+		What:  "deliveries are acknowledged before their unit runs",
+		Edits: []Edit{{File: "projector/internal/deliver/worker.go", Old: "\t\t\tw.deliver(ctx, hard, w.leave(ctx, w.locate(ctx, w.collect(m))))\n", New: "\t\t\tmsgs := w.collect(m)\n\t\t\tfor _, m := range msgs {\n\t\t\t\tm.Done()\n\t\t\t}\n\t\t\tw.deliver(ctx, hard, w.leave(ctx, w.locate(ctx, msgs)))\n"}},
 		Tests: []Test{{"./projector", "TestNoMessageIsAckedBeforeItsCommit"}},
 		Cells: []string{"kill"},
 	},
@@ -30,83 +24,61 @@ var units = []Mutant{
 	{
 		Name:  "no_group_commit",
 		What:  "messages that arrive while a unit runs do not share the next unit: each has its own",
-		Edits: []Edit{{File: "projector/worker.go", Old: "if len(msgs) == w.batch {", New: "if len(msgs) >= 1 {"}},
+		Edits: []Edit{{File: "projector/internal/deliver/worker.go", Old: "if len(msgs) == most {", New: "if len(msgs) >= 1 {"}},
 		Tests: []Test{{"./projector", "TestMessagesThatArriveDuringAUnitShareTheNextOne/all_of_them"}},
 	},
 	{
 		Name:  "twice_in_unit",
 		What:  "a unit may contain a message twice",
-		Edits: []Edit{{File: "projector/worker.go", Old: `twice && m.id != "" {`, New: "twice && i < 0 {"}},
+		Edits: []Edit{{File: "projector/internal/deliver/worker.go", Old: "twice && m.ID != \"\" {", New: "twice && i < 0 {"}},
 		Tests: []Test{{"./projector", "TestDuplicateIDInAUnitRunsOnce/markers_true"}},
 	},
 	{
-		Name: "some_handlers",
-		What: "a message is applied if its first handler succeeds, although another handler fails",
-		Edits: []Edit{{File: "projector/unit.go", Old: `		some, took, err := u.call(withCause(parent, m.raw), call, &m.handlers[j], m.replayed, m, nil)
-		if err != nil {
-`, New: `		some, took, err := u.call(withCause(parent, m.raw), call, &m.handlers[j], m.replayed, m, nil)
-		if err != nil && j == 0 {
-`}},
+		Name:  "some_handlers",
+		What:  "a message is applied if its first handler succeeds, although another handler fails",
+		Edits: []Edit{{File: "projector/internal/unit/handle.go", Old: "\t\tsome, took, err := a.call(model.WithCause(a.valuesOf(ctx, m), m.Raw), call, &m.Handlers[j], m.Replayed, m, nil)\n\t\tif err != nil {\n", New: "\t\tsome, took, err := a.call(model.WithCause(a.valuesOf(ctx, m), m.Raw), call, &m.Handlers[j], m.Replayed, m, nil)\n\t\tif err != nil && j == 0 {\n"}},
 		Tests: []Test{{"./projector", "TestMessageIsAppliedByAllItsHandlersOrNone"}},
 	},
 	{
-		Name: "same_transaction",
-		What: "a unit continues in the same transaction after a message has failed",
-		Edits: []Edit{{File: "projector/unit.go", Old: `			if err != nil {
-				return c, err
-			}
-			c.Output`, New: `			if err != nil && len(u.msgs) == 1 {
-				return c, err
-			}
-			if err != nil {
-				m.setAside(u, err, 1)
-				row = u.failure(i, m, found.Fresh[i])
-			}
-			c.Output`}},
+		Name:  "same_transaction",
+		What:  "a unit continues in the same transaction after a message has failed",
+		Edits: []Edit{{File: "projector/internal/unit/handle.go", Old: "\t\tout, err := a.run(ctx, call, i, m, found.Fresh[i])\n\t\tif err != nil {\n\t\t\treturn c, err\n\t\t}\n", New: "\t\tout, err := a.run(ctx, call, i, m, found.Fresh[i])\n\t\tif err != nil && len(msgs) == 1 {\n\t\t\treturn c, err\n\t\t}\n\t\tif err != nil {\n\t\t\tm.Aside = &model.Aside{Cause: err, Attempts: 1}\n\t\t\tc.Park = append(c.Park, *a.pass(i, m, Failed, found.Fresh[i], false))\n\t\t\tdecided.stop(m.Lane)\n\t\t}\n"}},
 		Tests: []Test{{"./projector", "TestFailingUnitIsSplitAtTheFailingMessage/the_third"}},
 	},
 	{
 		Name:  "counted_in_company",
 		What:  "a message that fails among others is parked, although it may not fail alone",
-		Edits: []Edit{{File: "projector/worker.go", Old: "case len(part) == 1 || at >= 0 &&", New: "case len(part) == 1 || at >= 0 ||"}},
+		Edits: []Edit{{File: "projector/internal/apply/verdict.go", Old: "case f.size == 1, f.at >= 0 && (", New: "case f.size == 1, f.at >= 0 || ("}},
 		Tests: []Test{{"./projector", "TestOnlyFailuresAloneCount"}},
 	},
 	{
-		Name: "not_set_aside",
-		What: "a worker retries a message that failed alone, with pauses, before it parks the message",
-		Edits: []Edit{{
-			File: "projector/worker.go",
-			Old:  "case provider.ClassOf(err) == ClassTransient ||",
-			New:  "case len(part) == 1 && tries < 4 || provider.ClassOf(err) == ClassTransient ||",
-		}},
+		Name:  "not_set_aside",
+		What:  "a worker retries a message that failed alone, with pauses, before it parks the message",
+		Edits: []Edit{{File: "projector/internal/apply/verdict.go", Old: "class == provider.ClassAmbiguous, f.aside:", New: "class == provider.ClassAmbiguous, f.aside, f.size == 1:"}},
 		Tests: []Test{{"./projector", "TestFailedMessageIsParkedAtOnceAndHoldsItsKey/until_it_is_applied"}},
 	},
 	{
 		Name:  "no_serial_units",
 		What:  "units still run in parallel after a deadlock",
-		Edits: []Edit{{File: "projector/unit.go", Old: "u.intent.Serial = until > 0 &&", New: "u.intent.Serial = until < 0 &&"}},
+		Edits: []Edit{{File: "projector/internal/unit/unit.go", Old: "u.Intent.Serial = until > 0 &&", New: "u.Intent.Serial = until < 0 &&"}},
 		Tests: []Test{{"./projector", "TestDeadlockMakesUnitsSerialForAMinute"}},
 	},
 	{
-		Name: "transient_counted",
-		What: "a message is parked when the database is busy or away",
-		Edits: []Edit{{
-			File: "projector/worker.go",
-			Old:  "case provider.ClassOf(err) == ClassTransient || provider",
-			New:  "case provider",
-		}},
+		Name:  "transient_counted",
+		What:  "a message is parked when the database is busy or away",
+		Edits: []Edit{{File: "projector/internal/apply/verdict.go", Old: "case class == provider.ClassTransient, class", New: "case class"}},
 		Tests: []Test{{"./projector", "TestTransientErrorHalvesTheUnitAndIsNeverCounted"}},
 	},
 	{
 		Name:  "parked_without_marker",
 		What:  "a unit that parks a message leaves no marker for it",
-		Edits: []Edit{{File: "projector/unit.go", Old: "Mark: m.mark, Position", New: "Mark: m.mark && m.aside == nil, Position"}},
+		Edits: []Edit{{File: "projector/internal/model/message.go", Old: "Mark: m.Mark, Position", New: "Mark: m.Mark && m.Aside == nil, Position"}},
 		Tests: []Test{{"./projector", "TestMessageIsAppliedByAllItsHandlersOrNone"}},
 	},
 	{
 		Name:  "no_hold",
 		What:  "a delivery passes a parked message of its key",
-		Edits: []Edit{{File: "projector/unit.go", Old: "m.parked == nil && found.Held[i] || stopped[m.lane]", New: "stopped[m.lane]"}},
+		Edits: []Edit{{File: "projector/internal/unit/fate.go", Old: "case m.Parked == nil && f.found.Held[i], f.stopped[m.Lane]:", New: "case f.stopped[m.Lane]:"}},
 		Tests: []Test{{"./projector", "TestFailedMessageIsParkedAtOnceAndHoldsItsKey/until_it_is_applied"}},
 	},
 	{
@@ -174,10 +146,10 @@ var units = []Mutant{
 		Name: "no_count",
 		What: "an attempt at a parked message is counted after it has failed instead of before it runs",
 		Edits: []Edit{
-			{File: "projector/replay.go", Old: "begun, err := w.runner.store.Try(inner, *row, cfg.Retry.Attempts, again)", New: "begun, err := again > 0, inner.Err()"},
-			{File: "projector/replay.go", Old: "	row.Attempts++\n", New: ""},
-			{File: "projector/replay.go", Old: "m.setAside(u, err, row.Attempts)", New: "m.setAside(u, err, row.Attempts+1)"},
-			{File: "projector/replay.go", Old: "m.setAside(u, err, row.Attempts-1)", New: "m.setAside(u, err, row.Attempts)"},
+			{File: "projector/internal/parked/parked.go", Old: "begun, err := p.Host.Store.Try(inner, *row, p.Host.Retry.Attempts, again)", New: "begun, err := again > 0, inner.Err()"},
+			{File: "projector/internal/parked/parked.go", Old: "\trow.Attempts++\n", New: ""},
+			{File: "projector/internal/parked/parked.go", Old: "apply.SetAside(m, d, err, row.Attempts)", New: "apply.SetAside(m, d, err, row.Attempts+1)"},
+			{File: "projector/internal/parked/parked.go", Old: "apply.SetAside(m, d, err, row.Attempts-1)", New: "apply.SetAside(m, d, err, row.Attempts)"},
 		},
 		Tests: []Test{{"./projector", "TestAttemptIsCountedBeforeItRuns"}},
 	},
@@ -194,49 +166,49 @@ var units = []Mutant{
 	{
 		Name:  "no_backoff",
 		What:  "a worker does not back off when every message fails, and parks the whole backlog",
-		Edits: []Edit{{File: "projector/brake.go", Old: "if n < 0 || b.since != applied {", New: "if true {"}},
+		Edits: []Edit{{File: "projector/internal/apply/brake.go", Old: "if n < 0 || b.since != applied {", New: "if true {"}},
 		Tests: []Test{{"./projector", "TestWorkerBacksOffWhenEveryMessageFails/units_of_one"}},
 	},
 	{
 		Name:  "brake_for_bad_messages",
 		What:  "a worker waits after messages that can never be applied",
-		Edits: []Edit{{File: "projector/brake.go", Old: "if provider.ClassOf(a.cause) != ClassUnknown {", New: "if false {"}},
+		Edits: []Edit{{File: "projector/internal/apply/brake.go", Old: "if provider.ClassOf(a.Cause) != provider.ClassUnknown {", New: "if false {"}},
 		Tests: []Test{{"./projector", "TestARunOfBadMessagesDelaysNoOther/log/permanent"}, {"./projector", "TestARunOfBadMessagesDelaysNoOther/broker/unregistered_type"}},
 	},
 	{
 		Name:  "undecodable_by_its_handler",
 		What:  "an event that cannot be decoded fails in its handler, and undoes its unit",
-		Edits: []Edit{{File: "projector/unit.go", Old: "if first < 0 || m.decoding.state.Load() == isDecoded {", New: "if true {"}},
+		Edits: []Edit{{File: "projector/internal/unit/handle.go", Old: "if first < 0 || m.IsDecoded() {", New: "if true {"}},
 		Tests: []Test{{"./projector", "TestAnUndecodableEventUndoesNothing"}},
 	},
 	{
 		Name:  "brake_of_one_worker",
 		What:  "a worker waits on after another one of its projector has applied a message",
-		Edits: []Edit{{File: "projector/brake.go", Old: "w.applied.Load() == b.since && ctx.Err()", New: "ctx.Err()"}},
+		Edits: []Edit{{File: "projector/internal/apply/brake.go", Old: "a.Worker.Group.Applied.Load() == b.since && ctx.Err()", New: "ctx.Err()"}},
 		Tests: []Test{{"./projector", "TestAWaitEndsWhenAnotherWorkerAppliesAMessage"}},
 	},
 	{
 		Name:  "brake_without_cause",
 		What:  "failures of different causes add up",
-		Edits: []Edit{{File: "projector/brake.go", Old: "c := cause{a.handler, provider.CodeOf(a.cause)}", New: "c := cause{}"}},
+		Edits: []Edit{{File: "projector/internal/apply/brake.go", Old: "c := cause{a.Handler, provider.CodeOf(a.Cause)}", New: "c := cause{}"}},
 		Tests: []Test{{"./projector", "TestABrakeIsOfOneCause"}},
 	},
 	{
 		Name:  "brake_unreported",
 		What:  "no runner reports that it waits",
-		Edits: []Edit{{File: "projector/runner.go", Old: ", Outages: r.brakes.list()}", New: "}"}},
+		Edits: []Edit{{File: "projector/runner.go", Old: ", Outages: r.brakes.List()}", New: "}"}},
 		Tests: []Test{{"./projector", "TestABrakeIsOfOneCause"}, {"./admin", "TestDoctorNamesWhatIsPaused"}},
 	},
 	{
 		Name:  "no_in_flight",
 		What:  "no runner records messages as in flight, or asks for the records of others",
-		Edits: []Edit{{File: "projector/unit.go", Old: "if u.intent.DryRun == nil && u.isSuspicious() {", New: "if false {"}},
+		Edits: []Edit{{File: "projector/internal/unit/unit.go", Old: "if u.Intent.DryRun == nil && w.Crashes.suspects(u) {", New: "if false {"}},
 		Tests: []Test{{"./projector", "TestSuspectIsParkedAndRetriedFromItsRow"}},
 	},
 	{
 		Name:  "not_careful_at_start",
 		What:  "a runner records nothing as in flight in its first lease, when an earlier process may have ended unnoticed",
-		Edits: []Edit{{File: "projector/careful.go", Old: "if w.now.Sub(w.began) < r.cfg.Lease &&", New: "if false &&"}},
+		Edits: []Edit{{File: "projector/internal/unit/crashes.go", Old: "if w.now.Sub(w.began) < c.Host.Lease &&", New: "if false &&"}},
 		Tests: []Test{{"./projector", "TestOnlyMessagesLeftByACrashAreRecordedInFlight"}},
 	},
 	{
@@ -254,22 +226,15 @@ var units = []Mutant{
 	{
 		Name:  "suspect_no_barrier",
 		What:  "messages of a suspect's key do not wait for it in its own unit",
-		Edits: []Edit{{File: "projector/unit.go", Old: "found.Held[i] || stopped[m.lane]:", New: "found.Held[i]:"}},
+		Edits: []Edit{{File: "projector/internal/unit/fate.go", Old: "f.found.Held[i], f.stopped[m.Lane]:", New: "f.found.Held[i]:"}},
 		Tests: []Test{{"./projector", "TestSuspectIsParkedAndRetriedFromItsRow"}},
 	},
 	{
 		Name: "count_before_process",
 		What: "an attempt at a suspect is counted before it waits for the units that run in its process",
 		Edits: []Edit{
-			{File: "projector/replay.go", Old: `		w.runner.process.Lock() // before it is counted: waiting is no attempt
-		defer w.runner.process.Unlock()
-`, New: ""},
-			{File: "projector/replay.go", Old: "	row.Attempts++\n", New: `	row.Attempts++
-	if alone {
-		w.runner.process.Lock()
-		defer w.runner.process.Unlock()
-	}
-`},
+			{File: "projector/internal/parked/parked.go", Old: "\t\tw.Crashes.Process.Lock() // before it is counted: waiting is no attempt\n\t\tdefer w.Crashes.Process.Unlock()\n", New: ""},
+			{File: "projector/internal/parked/parked.go", Old: "\trow.Attempts++\n", New: "\trow.Attempts++\n\tif alone {\n\t\tw.Crashes.Process.Lock()\n\t\tdefer w.Crashes.Process.Unlock()\n\t}\n"},
 		},
 		Tests: []Test{{"./projector", "TestSuspectWaitsForItsProcessBeforeItIsCounted/then_it_runs"}},
 	},
@@ -282,7 +247,7 @@ var units = []Mutant{
 	{
 		Name:  "always_marked",
 		What:  "a projector writes markers also without Options.Markers",
-		Edits: []Edit{{File: "projector/projection.go", Old: "marks: p.opts.Markers && keeps.Markers,", New: "marks: keeps.Markers,"}},
+		Edits: []Edit{{File: "projector/erase.go", Old: "Marks: p.opts.Markers && keeps.Markers,", New: "Marks: keeps.Markers,"}},
 		Tests: []Test{{"./projector", "TestRedeliveryTakesEffectOnce/control_without_markers"}, {"./providers/postgres", "TestUnitsOfARunnerWithoutMarkersDoNotTouchTheirTable"}},
 	},
 }

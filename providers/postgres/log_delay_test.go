@@ -201,9 +201,10 @@ func TestAReaderAppliesAnEventSoonAfterItsAppend(t *testing.T) {
 			_, stop := runListed(t, db, projector.FromLog(log), projector.RunnerConfig{}, listed(projector.Options{}))
 			n := 0
 			pause := func() time.Duration { // from the last poll before an append to the next one
-				var last time.Time
-				for range 10 { // its pauses double, so the next one would be a second
-					last = patience.Receive(t, log.began, "a poll")
+				last := patience.Receive(t, log.began, "a poll")
+				for idle := time.Duration(0); idle < 640*time.Millisecond; { // its pauses double, so the next one is a second
+					next := patience.Receive(t, log.began, "a poll")
+					last, idle = next, next.Sub(last)
 				}
 				n++
 				appendCounted(t, from, n, n)

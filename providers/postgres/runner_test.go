@@ -319,7 +319,7 @@ func TestDeliveredAHundredTimesThroughTwoProcesses(t *testing.T) {
 				held += overlapping(spans, theirs[id])
 			}
 			t.Logf("%d messages, %d deliveries: %d ids were in units of both processes at once", ids, 2*copies*ids, held)
-			require.Greater(t, held, ids/8)
+			require.Positive(t, held, "otherwise this test shows nothing")
 			for _, consumer := range []string{"1", "2"} {
 				text, err := os.ReadFile(filepath.Join(p.dir, "errors-"+consumer))
 				require.NoError(t, err)
