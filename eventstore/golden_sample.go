@@ -138,6 +138,11 @@ func (f *filler) fillKind(v reflect.Value, path, name string) error {
 	if !v.IsZero() {
 		return nil
 	}
+	return f.fillScalar(v, path, name)
+}
+
+// fillScalar sets a value that has no parts.
+func (f *filler) fillScalar(v reflect.Value, path, name string) error {
 	switch {
 	case v.Kind() == reflect.String:
 		v.SetString(strings.ToLower(name))

@@ -108,30 +108,37 @@ func (p *Projector[Tx]) check(keeps provider.Keeps) error {
 			seen[h.name] = true
 			continue
 		}
-		full := p.full(h)
-		for _, name := range full.Names() {
-			if seen[name] {
-				errs = append(errs, fmt.Errorf("handler name %q is used twice: use each name once", name))
-			}
-			seen[name] = true
-			owner, short, _ := strings.Cut(name, "/")
-			errs = append(errs, checkName("projector", owner), checkName("handler", short))
-		}
-		switch {
-		case h.run == nil && h.batch == nil:
-			errs = append(errs, fmt.Errorf("handler %q: create it with On, OnEmit or OnBatch, and a function that is not nil", h.name))
-		case p.types.Err() == nil && len(h.match(p.types)) == 0:
-			errs = append(errs, fmt.Errorf("handler %q: no registered event type matches its event: register the type", h.name))
-		case h.batch != nil && !keeps.Atomic:
-			errs = append(errs, fmt.Errorf("handler %q: OnBatch requires a store that undoes a unit as a whole", h.name))
-		case h.emits && !keeps.Output:
-			errs = append(errs, fmt.Errorf("handler %q: OnEmit requires a store with an outbox", h.name))
-		}
+		errs = append(errs, p.checkHandler(h, seen, keeps))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("projector %s: %w", p.name, err)
 	}
 	return nil
+}
+
+// checkHandler returns all errors of a handler. seen are the names of those before it.
+func (p *Projector[Tx]) checkHandler(h Handler[Tx], seen map[string]bool, keeps provider.Keeps) error {
+	var errs []error
+	full := p.full(h)
+	for _, name := range full.Names() {
+		if seen[name] {
+			errs = append(errs, fmt.Errorf("handler name %q is used twice: use each name once", name))
+		}
+		seen[name] = true
+		owner, short, _ := strings.Cut(name, "/")
+		errs = append(errs, checkName("projector", owner), checkName("handler", short))
+	}
+	switch {
+	case h.run == nil && h.batch == nil:
+		errs = append(errs, fmt.Errorf("handler %q: create it with On, OnEmit or OnBatch, and a function that is not nil", h.name))
+	case p.types.Err() == nil && len(h.match(p.types)) == 0:
+		errs = append(errs, fmt.Errorf("handler %q: no registered event type matches its event: register the type", h.name))
+	case h.batch != nil && !keeps.Atomic:
+		errs = append(errs, fmt.Errorf("handler %q: OnBatch requires a store that undoes a unit as a whole", h.name))
+	case h.emits && !keeps.Output:
+		errs = append(errs, fmt.Errorf("handler %q: OnEmit requires a store with an outbox", h.name))
+	}
+	return errors.Join(errs...)
 }
 
 // Define returns a projector. Its name is part of each marker, so do not change it. It must match

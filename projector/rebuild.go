@@ -172,9 +172,10 @@ func (p *Projector[Tx]) checkRebuild(keeps provider.Keeps) error {
 	if creates && err == nil {
 		err = model.CheckSuffixed(p.opts.Tables...)
 	}
+	if p.opts.Version < 0 || how < NoRebuild || how > BlueGreen {
+		return errors.Join(err, fmt.Errorf("options.Version is %d and options.RebuildOnChange %s: use at least 0, and a constant", p.opts.Version, how))
+	}
 	switch {
-	case p.opts.Version < 0 || how < NoRebuild || how > BlueGreen:
-		err = errors.Join(err, fmt.Errorf("options.Version is %d and options.RebuildOnChange %s: use at least 0, and a constant", p.opts.Version, how))
 	case how == InPlace && !resets && keeps.Tables && !keeps.Reset:
 		err = errors.Join(err, errors.New("options.RebuildOnChange InPlace requires OnReset: the store cannot empty tables"))
 	case how == InPlace && !resets && len(p.opts.Tables) == 0:

@@ -77,18 +77,8 @@ func (a *attempt[Tx]) run() ending {
 	a.hold.lose = cancel
 	a.mu.Unlock()
 	if a.hold.isOver() { // the process may have been stopped
-		began := now()
-		got, err := a.change(provider.TaskChange{ID: t.ID, Token: t.Token, To: Claimed, After: a.cfg.Lease})
-		switch {
-		case err != nil:
-			return ending{err: err}
-		case !got.Applied:
-			return a.refused(got)
-		}
-		a.hold.renewed(began)
-		if got.Now.Undo && !t.Undo { // canceled since the claim
-			t.Undo, t.Result = true, nil
-			return ending{again: true}
+		if end, goesOn := a.renew(); !goesOn {
+			return end
 		}
 	}
 	switch {
@@ -104,6 +94,30 @@ func (a *attempt[Tx]) run() ending {
 	if a.def.tx != nil {
 		return a.runTx(ctx, clock)
 	}
+	return a.handle(ctx, clock)
+}
+
+// renew extends the claim of the task. It returns false if the task cannot go on.
+func (a *attempt[Tx]) renew() (ending, bool) {
+	t, began := &a.task, now()
+	got, err := a.change(provider.TaskChange{ID: t.ID, Token: t.Token, To: Claimed, After: a.cfg.Lease})
+	switch {
+	case err != nil:
+		return ending{err: err}, false
+	case !got.Applied:
+		return a.refused(got), false
+	}
+	a.hold.renewed(began)
+	if got.Now.Undo && !t.Undo { // canceled since the claim
+		t.Undo, t.Result = true, nil
+		return ending{again: true}, false
+	}
+	return ending{}, true
+}
+
+// handle runs a handler with steps.
+func (a *attempt[Tx]) handle(ctx context.Context, clock *limit) ending {
+	t := &a.task
 	r := &Run[Tx]{w: a.engine, hold: a.hold, task: *t, clock: clock, asked: map[string]bool{}, notes: map[string]Slot{}}
 	out, err := a.guarded(ctx, clock, func() (json.RawMessage, error) { return a.def.run(ctx, r, t.Input) })
 	r.dead.Store(true)
@@ -146,6 +160,12 @@ func (a *attempt[Tx]) ran(ctx context.Context, r *Run[Tx], out json.RawMessage, 
 	if cause := context.Cause(ctx); errors.Is(cause, errLost) || err != nil && errors.Is(cause, errStopping) {
 		err = cause
 	}
+	return a.decide(ctx, r, out, err)
+}
+
+// decide decides what follows an error of a handler, or its result.
+func (a *attempt[Tx]) decide(ctx context.Context, r *Run[Tx], out json.RawMessage, err error) ending {
+	t := &a.task
 	var decided *gaveUp
 	gives := errors.As(err, &decided)
 	if err == nil || gives || errors.Is(err, errWaiting) || errors.Is(err, errUndoing) {

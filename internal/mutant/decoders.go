@@ -29,7 +29,7 @@ var decoders = []Mutant{
 	{
 		Name:  "no_decoder_malformed",
 		What:  "a runner without the decoder makes parked messages of other software stuck",
-		Edits: []Edit{{File: "projector/internal/model/message.go", Old: "case d.Malformed != nil && p.LacksDecoder(parked):", New: "case d.Malformed == ErrNoDecoder:"}},
+		Edits: []Edit{{File: "projector/internal/model/message.go", Old: "case m.Malformed != nil && p.LacksDecoder(m.Parked):", New: "case m.Malformed == ErrNoDecoder:"}},
 		Tests: []Test{{"./projector", "TestReplayWithoutTheDecoder"}},
 	},
 	{

@@ -147,16 +147,22 @@ func (s *state) openUnit(u *provider.Unit, now time.Time) (provider.Found, error
 		found.Held[i] = !u.IsReplay() && s.lanes.has(laneKey(build, u.Messages[i].Lane))
 	}
 	if w := u.Careful; w != nil {
-		found.Suspect = make([]bool, len(u.Messages))
-		for i := range u.Messages {
-			id := pair(buildKey(build), u.Messages[i].ID)
-			for worker, ids := range s.inFlight.from("") {
-				found.Suspect[i] = found.Suspect[i] || first(worker) != w.Runner && slices.Contains(ids, id)
-			}
-		}
+		found.Suspect = s.suspects(u, w)
 		s.inFlight = s.inFlight.drop(workerKey(*w))
 	}
 	return found, nil
+}
+
+// suspects reports for each message whether workers of other runners have it in flight.
+func (s *state) suspects(u *provider.Unit, w *provider.Worker) []bool {
+	suspect := make([]bool, len(u.Messages))
+	for i := range u.Messages {
+		id := pair(buildKey(u.Build()), u.Messages[i].ID)
+		for worker, ids := range s.inFlight.from("") {
+			suspect[i] = suspect[i] || first(worker) != w.Runner && slices.Contains(ids, id)
+		}
+	}
+	return suspect
 }
 
 // closeUnit parks messages of a delivery unit, or stores the results of a replay.

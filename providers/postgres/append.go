@@ -370,17 +370,17 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 				db.appended(a.entries)
 			}
 			return at, nil
-		case errors.Is(err, eventstore.ErrConflict), errors.Is(err, eventstore.ErrEventIDReused), errors.Is(err, eventstore.ErrDamaged),
-			errors.Is(err, eventstore.ErrStreamEnded):
-			return eventstore.Appended{}, err // the server has replied so
-		case violates(err, "events_id_key") && try <= resolveTries:
+		case isAnswer(err): // the server has replied so
+			return eventstore.Appended{}, err
+		case try > resolveTries:
+		case violates(err, "events_id_key"):
 			// a concurrent append of these ids: the next try finds them
 			continue
-		case try <= resolveTries && isRolledBack(err):
+		case isRolledBack(err):
 			if pause(ctx, try) == nil {
 				continue
 			}
-		case try <= resolveTries && ctx.Err() == nil && (lost || ambiguous && (!sent || isNetwork(err))):
+		case ctx.Err() == nil && (lost || ambiguous && (!sent || isNetwork(err))):
 			// The reply is lost, because the server may be restarting. A second try is safe: the
 			// statement finds the ids if they were written. If only the reply to whereSQL is
 			// lost, nothing was written.
@@ -394,6 +394,12 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 		}
 		return eventstore.Appended{}, err
 	}
+}
+
+// isAnswer reports whether the server has refused an append.
+func isAnswer(err error) bool {
+	return errors.Is(err, eventstore.ErrConflict) || errors.Is(err, eventstore.ErrEventIDReused) ||
+		errors.Is(err, eventstore.ErrDamaged) || errors.Is(err, eventstore.ErrStreamEnded)
 }
 
 // pauseAfter returns a pause that is longer after each try, 20ms to 1s.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -181,6 +182,11 @@ func (w *unit) send(ctx context.Context, conn *leased) (err error) {
 	if e != nil || unsent {
 		err = ofMessage(w.failed, err)
 	}
+	return w.sendError(ctx, conn, err, e, unsent, sent)
+}
+
+// sendError returns an error of send with its class. e is that of the server, or nil.
+func (w *unit) sendError(ctx context.Context, conn *leased, err error, e *pgconn.PgError, unsent bool, sent time.Time) error {
 	switch {
 	case e != nil && e.Code == checkpointFenced && w.failed == ofUnit:
 		return errFenced

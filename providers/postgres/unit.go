@@ -131,26 +131,52 @@ func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) (provider.Closing, er
 	if err := w.reset(ctx, tx); err != nil {
 		return err
 	}
-	var closing provider.Closing
+	closing, err := w.handle(ctx, conn, tx, run)
+	if err != nil {
+		return err
+	}
+	if err := w.close(ctx, conn, tx, closing); err != nil {
+		return err
+	}
+	if w.DryRun != nil {
+		changes, err := outside.changes(ctx, tx)
+		if err == nil {
+			w.DryRun(changes)
+		}
+		return class(err)
+	}
+	if len(closing.Output) > 0 && !w.isSnapshot() {
+		w.db.added()
+	}
+	if w.db.tasked.Load() != tasked {
+		w.db.tasksDue()
+	}
+	return nil
+}
+
+// handle calls run. Its error has a class.
+func (w *unit) handle(ctx context.Context, conn *leased, tx pgx.Tx, run func(tx pgx.Tx) (provider.Closing, error)) (closing provider.Closing, err error) {
 	if watch(ctx, conn, false, func() { closing, err = run(tx) }) {
-		return &provider.Error{Class: provider.ClassUnknown, Code: provider.CodeDeadline,
+		return closing, &provider.Error{Class: provider.ClassUnknown, Code: provider.CodeDeadline,
 			Err: fmt.Errorf("the handler did not return, and its transaction was rolled back: %w", ctx.Err())}
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		if _, blamed := errors.AsType[*provider.MessageError](err); !blamed && pgError(err) != nil {
 			err = ofMessage(w.now, err)
 		}
 		if !conn.IsClosed() {
 			err = ofHandler(err)
 		}
-		return class(err)
+		return closing, class(err)
+	case w.Switch != nil && len(closing.Park) > 0:
+		return closing, errParks
 	}
-	if w.Switch != nil && len(closing.Park) > 0 {
-		return errParks
-	}
-	if err := w.usable(ctx, conn.Conn); err != nil {
-		return err
-	}
+	return closing, w.usable(ctx, conn.Conn)
+}
+
+// close writes what belongs to the unit, and commits, unless it is a dry run or compares.
+func (w *unit) close(ctx context.Context, conn *leased, tx pgx.Tx, closing provider.Closing) (err error) {
 	if err := w.queueClosing(ctx, closing); err != nil {
 		return class(err)
 	}
@@ -168,23 +194,7 @@ func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) (provider.Closing, er
 	if err == nil && w.DryRun == nil && !w.commits() && !w.isSnapshot() {
 		err = commit(ctx, tx)
 	}
-	if err != nil {
-		return err
-	}
-	if w.DryRun != nil {
-		changes, err := outside.changes(ctx, tx)
-		if err == nil {
-			w.DryRun(changes)
-		}
-		return class(err)
-	}
-	if len(closing.Output) > 0 && !w.isSnapshot() {
-		w.db.added()
-	}
-	if w.db.tasked.Load() != tasked {
-		w.db.tasksDue()
-	}
-	return nil
+	return err
 }
 
 // commits reports whether the unit commits within its batch. If its handlers have a transaction,

@@ -28,23 +28,7 @@ type entry struct {
 func (m *marked) send(ctx context.Context) error {
 	part := make([]entry, 0, len(m.unit.Messages))
 	commands, bytes := 0, 0
-	rest := m.tx.starts
-	for i := range m.unit.Messages {
-		e, begun := entry{message: i, watch: m.tx.watches[i], last: m.tx.Len()}, len(rest) > 0 && rest[0].message == i
-		if begun {
-			e.first, rest = rest[0].command, rest[1:]
-		}
-		if len(rest) > 0 {
-			e.last = rest[0].command
-		}
-		isFresh := slices.Contains(m.found.Fresh[i], true)
-		isLeft := m.found.Left != nil && m.found.Left[i]
-		if !begun || !isFresh {
-			m.parks = m.parks || !begun && !isLeft && (isFresh || len(m.unit.Messages[i].Handlers) == 0)
-			continue
-		}
-		e.moves = m.unit.Advance != nil && !m.parks
-		e.mark = !e.moves
+	for _, e := range m.entries() {
 		size, err := m.checkSize(e)
 		if err != nil {
 			return err
@@ -63,6 +47,30 @@ func (m *marked) send(ctx context.Context) error {
 		return nil
 	}
 	return m.sendPart(ctx, part, ends)
+}
+
+// entries returns the messages whose handlers have run, and are not recorded yet.
+func (m *marked) entries() []entry {
+	all, rest := make([]entry, 0, len(m.unit.Messages)), m.tx.starts
+	for i := range m.unit.Messages {
+		e, begun := entry{message: i, watch: m.tx.watches[i], last: m.tx.Len()}, len(rest) > 0 && rest[0].message == i
+		if begun {
+			e.first, rest = rest[0].command, rest[1:]
+		}
+		if len(rest) > 0 {
+			e.last = rest[0].command
+		}
+		isFresh := slices.Contains(m.found.Fresh[i], true)
+		isLeft := m.found.Left != nil && m.found.Left[i]
+		if !begun || !isFresh {
+			m.parks = m.parks || !begun && !isLeft && (isFresh || len(m.unit.Messages[i].Handlers) == 0)
+			continue
+		}
+		e.moves = m.unit.Advance != nil && !m.parks
+		e.mark = !e.moves
+		all = append(all, e)
+	}
+	return all
 }
 
 // checkSize returns the bytes of a message's commands.

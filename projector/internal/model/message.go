@@ -160,27 +160,35 @@ func (p *Projector) Accept(d *Received, parked *provider.Parked) *Message {
 	if parked == nil && ignored && (d.IsUnknown || d.Malformed == nil) {
 		return nil
 	}
-	var why error
-	switch {
-	case d.IsUnknown:
-		m.Mark, why = false, ErrNotInLog
-	case d.Malformed != nil && p.LacksDecoder(parked):
-		attempts, why = parked.Attempts, ErrNoDecoder
-	case d.Malformed != nil:
-		m.Mark = m.Mark && provider.CheckText("message id", d.ID, provider.MaxIDBytes) == nil // else no store has its marker
-		why = &provider.Error{Class: provider.ClassPermanent, Code: CodeMalformed, Err: d.Malformed}
-	case !known:
-		why = Undecodable(eventstore.ErrUnregistered)
-	default:
-		var has bool
-		if m.Handlers, has = p.HandlersFor(d.Raw.Type, names); !has {
-			why = ErrNoHandler
+	if cause := p.take(m, known, names); cause != nil {
+		if cause == ErrNoDecoder { //nolint:errorlint // it is never wrapped
+			attempts = parked.Attempts
 		}
-	}
-	if why != nil {
-		m.Aside = &Aside{Cause: why, Attempts: attempts}
+		m.Aside = &Aside{Cause: cause, Attempts: attempts}
 	}
 	return m
+}
+
+// take sets the handlers of a message: those with one of names, if there are names. It returns why the message cannot be
+// applied, or nil. known: the type of its event is registered.
+func (p *Projector) take(m *Message, known bool, names []string) error {
+	switch {
+	case m.IsUnknown:
+		m.Mark = false
+		return ErrNotInLog
+	case m.Malformed != nil && p.LacksDecoder(m.Parked):
+		return ErrNoDecoder
+	case m.Malformed != nil:
+		m.Mark = m.Mark && provider.CheckText("message id", m.ID, provider.MaxIDBytes) == nil // else no store has its marker
+		return &provider.Error{Class: provider.ClassPermanent, Code: CodeMalformed, Err: m.Malformed}
+	case !known:
+		return Undecodable(eventstore.ErrUnregistered)
+	}
+	var has bool
+	if m.Handlers, has = p.HandlersFor(m.Raw.Type, names); !has {
+		return ErrNoHandler
+	}
+	return nil
 }
 
 // AcceptParked returns a parked message for its projector. d is that of ReceiveParked.
