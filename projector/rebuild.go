@@ -175,16 +175,17 @@ func (p *Projector[Tx]) checkRebuild(keeps provider.Keeps) error {
 	if p.opts.Version < 0 || how < NoRebuild || how > BlueGreen {
 		return errors.Join(err, fmt.Errorf("options.Version is %d and options.RebuildOnChange %s: use at least 0, and a constant", p.opts.Version, how))
 	}
+	empties := how == InPlace && !resets
 	switch {
-	case how == InPlace && !resets && keeps.Tables && !keeps.Reset:
+	case empties && keeps.Tables && !keeps.Reset:
 		err = errors.Join(err, errors.New("options.RebuildOnChange InPlace requires OnReset: the store cannot empty tables"))
-	case how == InPlace && !resets && len(p.opts.Tables) == 0:
+	case empties && len(p.opts.Tables) == 0:
 		err = errors.Join(err, errors.New("options.RebuildOnChange InPlace requires OnReset or options.Tables"))
 	case how == BlueGreen && !creates:
 		err = errors.Join(err, errors.New("options.RebuildOnChange BlueGreen requires OnCreate"))
 	case creates && len(p.opts.Tables) == 0:
 		err = errors.Join(err, errors.New("OnCreate requires options.Tables: the tables that it creates"))
-	case (creates || how == InPlace && !resets) && !keeps.Tables:
+	case (creates || empties) && !keeps.Tables:
 		err = errors.Join(err, errors.New("OnCreate and options.Tables require a store whose read models are tables"))
 	}
 	return err

@@ -37,17 +37,8 @@ func follow(ctx context.Context, db serviceStore, n int, wait time.Duration) (er
 	var was projector.Generation
 	for moved := time.Now(); ; {
 		g, err := generation(ctx, db, n)
-		switch {
-		case ctx.Err() != nil:
-			return errInterrupted
-		case err != nil:
+		if ended, err := hasEnded(ctx, g, err); ended {
 			return err
-		case g.State == "live" && g.CaughtUp:
-			return nil
-		case g.State == "retired" && g.Failed == "":
-			return errCanceled
-		case g.Failed != "":
-			return fmt.Errorf("generation %d: %s", n, g.Failed)
 		}
 		if g.Paused || g.State != was.State || g.Applied != was.Applied || g.Behind != was.Behind {
 			moved, was = time.Now(), g
@@ -72,6 +63,23 @@ func follow(ctx context.Context, db serviceStore, n int, wait time.Duration) (er
 		case <-ctx.Done():
 		}
 	}
+}
+
+// hasEnded reports whether a rebuild has ended, and how. err is that of the last look at it.
+func hasEnded(ctx context.Context, g projector.Generation, err error) (bool, error) {
+	switch {
+	case ctx.Err() != nil:
+		return true, errInterrupted
+	case err != nil:
+		return true, err
+	case g.State == "live" && g.CaughtUp:
+		return true, nil
+	case g.State == "retired" && g.Failed == "":
+		return true, errCanceled
+	case g.Failed != "":
+		return true, fmt.Errorf("generation %d: %s", g.Number, g.Failed)
+	}
+	return false, nil
 }
 
 var (

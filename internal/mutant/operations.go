@@ -5,7 +5,7 @@ var operations = []Mutant{
 	{
 		Name:  "pause_reader",
 		What:  "the reader of the log applies events to a paused projector",
-		Edits: []Edit{{File: "projector/internal/follow/reader.go", Old: " && !r.Host.Paused(r.Projector.Name)", New: ""}},
+		Edits: []Edit{{File: "projector/internal/follow/reader.go", Old: " || r.Host.Paused(r.Projector.Name)", New: ""}},
 		Tests: []Test{{"./admin", "TestAPausedProjectorAppliesNothing/log"}},
 	},
 	{

@@ -355,6 +355,15 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 	if err := ctx.Err(); err != nil {
 		return eventstore.Appended{}, fmt.Errorf("append to %s: %w", stream, err)
 	}
+	at, err := a.tryUntilKnown(ctx, shared)
+	if err == nil && !at.Replayed {
+		db.appended(a.entries)
+	}
+	return at, err
+}
+
+// tryUntilKnown tries an append until its outcome is known, or there is no hope.
+func (a *appending) tryUntilKnown(ctx context.Context, shared bool) (eventstore.Appended, error) {
 	ambiguous := false // an earlier try may have been executed
 	for try := 1; ; try++ {
 		at, sent, err := a.try(ctx, shared)
@@ -362,13 +371,7 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 		lost := sent && maybeExecuted(err)
 		switch {
 		case err == nil:
-			if ambiguous {
-				// this call wrote them, and the reply was lost
-				at.Replayed = false
-			}
-			if !at.Replayed {
-				db.appended(a.entries)
-			}
+			at.Replayed = at.Replayed && !ambiguous // else this call wrote them, and the reply was lost
 			return at, nil
 		case isAnswer(err): // the server has replied so
 			return eventstore.Appended{}, err

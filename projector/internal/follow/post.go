@@ -38,7 +38,7 @@ type Post struct {
 // Lease returns the name of the lease of a post.
 func (p *Post) Lease(g *generation.Row) string {
 	if p.Segment == 0 {
-		return "reader/" + g.Build.String()
+		return "reader/" + g.String()
 	}
 	return SegmentLeases(g.Build) + strconv.Itoa(p.Segment)
 }
@@ -203,7 +203,7 @@ func (r *Reader) Detach(ctx context.Context) {
 		return
 	}
 	terms := claim.Terms{Holder: r.Host.ID, Token: r.Token, Lease: r.Host.Lease}
-	if has, err := r.Host.Store.AcquireLease(limited, r.Post.Lease(&generation.Row{Build: r.Build}), terms); err == nil && has {
+	if has, err := r.Host.Store.AcquireLease(limited, r.Lease(&generation.Row{Build: r.Build}), terms); err == nil && has {
 		_, _, _ = r.Host.Store.TakeSegment(limited, r.Build, r.Segment, claim.Token{})
 	}
 }

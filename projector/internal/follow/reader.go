@@ -111,7 +111,8 @@ func (r *Reader) Ready(ctx, hard context.Context, g *generation.Row) (ready, mor
 			return false, more, err
 		}
 	}
-	return !(g.Paused && g.IsReplaying()) && !r.Host.Paused(r.Projector.Name), false, nil
+	paused := g.Paused && g.IsReplaying() || r.Host.Paused(r.Projector.Name)
+	return !paused, false, nil
 }
 
 // Got is what Page has done.
