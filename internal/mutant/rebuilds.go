@@ -32,14 +32,12 @@ var rebuilds = []Mutant{
 		What:  "events that the live generation applies are looked at page by page, without a look at the order of streams",
 		Edits: []Edit{{File: "projector/internal/rebuild/switch.go", Old: "\t}}, true)\n", New: "\t}}, false)\n"}},
 		Tests: []Test{{"./projector", "TestARebuildKeepsTheOrderOfStreamsNextToTheLiveGeneration"}},
-		Cells: []string{"rebuild-verify"},
 	},
 	{
 		Name:  "stands_down_unnoticed",
 		What:  "a reader begins although its generation has stood down, and the program has not noticed it",
 		Edits: []Edit{{File: "projector/internal/follow/post.go", Old: "\tr.reportAdded(ctx, c.Handlers)\n\treturn r, r.checkServing(ctx, g)\n", New: "\tr.reportAdded(ctx, c.Handlers)\n\treturn r, nil\n"}},
 		Tests: []Test{{"./projector", "TestAProgramThatMissedASwitchStaysBehindTheLiveGeneration"}},
-		Cells: []string{"rebuild"},
 	},
 	{
 		Name:  "parked_compared",

@@ -21,7 +21,6 @@ var redis = []Mutant{
 		What:  "a script does not compare the position of the checkpoint with the one that the reader knows",
 		Edits: []Edit{{File: "providers/redis/scripts/unit.lua", Old: "tonumber(from) ~= position then", New: "false then"}},
 		Tests: []Test{{"./providers/redis", "TestALostReplyOfAScriptDoublesNothing/log,_the_connection_ends"}},
-		Cells: []string{"redis"},
 	},
 	{
 		Name:  "redis_covered_applied",
@@ -57,7 +56,6 @@ var redis = []Mutant{
 		What:  "events that were lost wait behind parked ones of their stream that come later",
 		Edits: []Edit{{File: "provider/combine_records.go", Old: "lost[lane] && at > 0 ||", New: ""}},
 		Tests: []Test{{"./providers/redis", "TestWhatIsLostComesBeforeWhatIsParked"}},
-		Cells: []string{"redis"},
 	},
 	{
 		Name:  "redis_busy_lane_kept",

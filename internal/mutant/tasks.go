@@ -186,7 +186,6 @@ var workers = []Mutant{
 			{File: "task/end.go", Old: "	crash.Point(\"task: after its end\")\n", New: "	crash.Point(\"task: after its end\")\n	if c.To == Done || c.To == Undone || c.To == Abandoned {\n		_ = a.audit(a.work, c.To, c.Code)\n	}\n"},
 		},
 		Tests: []Test{{"./task", "TestTheAuditSink"}},
-		Cells: []string{"task-erasure"},
 	},
 	{
 		Name: "completion_apart",
