@@ -11,7 +11,7 @@
 //
 // The package does not depend on a database. Providers implement Store. Types
 // maps Go types to stored names. Repository loads an aggregate, calls a function
-// that decides, and appends the events that it returns. GoldenTypes tests that a changed type
+// that decides, and appends the events that it returns. goldentest.Check tests that a changed type
 // still reads the events that are stored.
 //
 //	var types = eventstore.NewTypes(eventstore.Type[ReviewPosted]("review.posted"))

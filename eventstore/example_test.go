@@ -133,7 +133,7 @@ func ExampleStore() {
 
 // An event type was renamed, and its data changed: schema version 1 had dollars, version 2 has
 // cents.
-func ExampleUpcast() {
+func ExampleType() {
 	dollarsToCents := func(old json.RawMessage) (json.RawMessage, error) {
 		var v struct{ Dollars int }
 		if err := json.Unmarshal(old, &v); err != nil {
@@ -152,45 +152,6 @@ func ExampleUpcast() {
 
 	// Output: account.deposited 2 500
 }
-
-// The field Stars is called Rating from Tuesday on. In a test, t is a *testing.T, and there is one
-// directory: testdata/events.
-func ExampleGoldenTypes() {
-	type Posted struct {
-		Author string `json:"author"`
-		Rating int    `json:"rating"` // on Monday: Stars int `json:"stars"`
-	}
-	var t printed
-
-	// Without an upcaster, the events of Monday would read as Rating 0.
-	types := eventstore.NewTypes(eventstore.Type[Posted]("review.posted"))
-	eventstore.GoldenTypes(t, types, "testdata/monday")
-
-	// With one, the test adds the file of version 2.
-	rename := func(old json.RawMessage) (json.RawMessage, error) {
-		var fields map[string]json.RawMessage
-		if err := json.Unmarshal(old, &fields); err != nil {
-			return nil, err
-		}
-		fields["rating"] = fields["stars"]
-		delete(fields, "stars")
-		return json.Marshal(fields)
-	}
-	types = eventstore.NewTypes(eventstore.Type[Posted]("review.posted", rename))
-	eventstore.GoldenTypes(t, types, "testdata/tuesday")
-
-	// Output:
-	// testdata/monday/review.posted.v1.json: eventstore_test.Posted
-	// 	stored field "stars" is not read: add an upcaster that converts it, or declare Removed("stars")
-	// 	field "rating" is not stored, so it decodes to its zero value: add an upcaster that sets it, or declare Added("rating")
-	// 	With a new upcaster, new events have schema version 2. If no event of version 1 is stored yet, delete the file instead
-}
-
-// printed prints errors.
-type printed struct{}
-
-func (printed) Helper()                           {}
-func (printed) Errorf(format string, args ...any) { fmt.Printf(format+"\n", args...) }
 
 // NewTypes never fails, so the table can be a package variable. NewRepository and NewRunner
 // return its errors.

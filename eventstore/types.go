@@ -2,6 +2,7 @@ package eventstore
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -10,52 +11,53 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/kinora-go/kinora/internal/check"
+	"github.com/kinora-go/kinora/internal/eventtype"
 )
 
 // Types is a table of event types: stored names, Go types, schema versions and upcasters. Declare
 // it at package level. NewTypes cannot fail: NewRepository and projector.NewRunner return the
 // errors of Err.
 type Types struct {
-	byName map[string]*TypeDef
-	byGo   map[reflect.Type]*TypeDef
+	byName map[string]*eventtype.Def
+	byGo   map[reflect.Type]*eventtype.Def
 	err    error
 }
 
 // NewTypes returns a table of defs and of Ended. Err returns their errors.
 func NewTypes(defs ...TypeDef) *Types {
-	t := &Types{byName: map[string]*TypeDef{}, byGo: map[reflect.Type]*TypeDef{}}
+	t := &Types{byName: map[string]*eventtype.Def{}, byGo: map[reflect.Type]*eventtype.Def{}}
 	ended := Type[Ended](TypeEnded)
-	t.add(&ended)
+	t.add(&ended.def)
 	for i := range defs {
-		t.add(&defs[i])
+		t.add(&defs[i].def)
 	}
 	return t
 }
 
-func (t *Types) add(d *TypeDef) {
+func (t *Types) add(d *eventtype.Def) {
 	fault := func(format string, args ...any) { t.err = errors.Join(t.err, fmt.Errorf(format, args...)) }
-	if d.goType == nil {
+	if d.Go == nil {
 		fault("an event type is empty: create it with Type")
 		return
 	}
-	if k := d.goType.Kind(); k == reflect.Pointer || k == reflect.Interface {
-		fault("event type %q: %s is a pointer or an interface: register a value type", d.name, d.goType)
+	if k := d.Go.Kind(); k == reflect.Pointer || k == reflect.Interface {
+		fault("event type %q: %s is a pointer or an interface: register a value type", d.Name, d.Go)
 		return
 	}
-	if d.encode == nil || d.decode == nil {
-		fault("event type %q: a function of its codec is nil: give both", d.name)
+	if d.Encode == nil || d.Decode == nil {
+		fault("event type %q: a function of its codec is nil: give both", d.Name)
 		return
 	}
-	if slices.ContainsFunc(d.up, func(u Upcast) bool { return u == nil }) {
-		fault("event type %q: an upcaster is nil: leave it out", d.name)
+	if slices.ContainsFunc(d.Up, func(up func(json.RawMessage) (json.RawMessage, error)) bool { return up == nil }) {
+		fault("event type %q: an upcaster is nil: leave it out", d.Name)
 	}
-	if other, ok := t.byGo[d.goType]; ok {
-		fault("%s is registered as %q and as %q: register it once, and use Was for old names", d.goType, other.name, d.name)
+	if other, ok := t.byGo[d.Go]; ok {
+		fault("%s is registered as %q and as %q: register it once, and use Was for old names", d.Go, other.Name, d.Name)
 	}
-	t.byGo[d.goType] = d
-	for _, n := range append([]string{d.name}, d.was...) {
+	t.byGo[d.Go] = d
+	for _, n := range append([]string{d.Name}, d.Was...) {
 		if err := invalid("event name", check.Text(n, check.MaxID)); err != nil {
-			fault("event type %q: %w", d.name, err)
+			fault("event type %q: %w", d.Name, err)
 		}
 		if _, ok := t.byName[n]; ok {
 			fault("event name %q is registered twice: use each name once", n)
@@ -81,6 +83,16 @@ func (t *Types) Names() []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(t.byName)), func(name string) bool { return name == TypeEnded })
 }
 
+// Defs returns the definitions, sorted by name, without that of Ended. They are for package goldentest.
+func (t *Types) Defs() (defs []*eventtype.Def) {
+	for _, name := range t.Names() {
+		if d := t.byName[name]; d.Name == name {
+			defs = append(defs, d)
+		}
+	}
+	return defs
+}
+
 // Encode returns drafts of events, with new ids (UUID version 7) and the metadata of ctx
 // (WithMetadata). A value of an unregistered type, or a pointer to a registered one, is
 // ErrUnregistered.
@@ -92,15 +104,15 @@ func (t *Types) Encode(ctx context.Context, events ...any) ([]Draft, error) {
 		if !ok {
 			return nil, fmt.Errorf("encode %T: %w: register the type, and return a value, not a pointer", e, ErrUnregistered)
 		}
-		data, err := d.encode(e)
+		data, err := d.Encode(e)
 		if err != nil {
-			return nil, fmt.Errorf("encode %s: %w", d.name, err)
+			return nil, fmt.Errorf("encode %s: %w", d.Name, err)
 		}
 		id, err := uuid.NewV7()
 		if err != nil {
 			return nil, fmt.Errorf("new event id: %w", err)
 		}
-		drafts = append(drafts, Draft{ID: id.String(), Type: d.name, Schema: len(d.up) + 1, Data: data, Metadata: meta})
+		drafts = append(drafts, Draft{ID: id.String(), Type: d.Name, Schema: d.Schema(), Data: data, Metadata: meta})
 	}
 	return drafts, nil
 }
@@ -112,7 +124,7 @@ func Matching[E any](t *Types) []string {
 	want := reflect.TypeFor[E]()
 	var names []string
 	for n, d := range t.byName {
-		if d.goType == want || want.Kind() == reflect.Interface && d.goType != endedType && d.goType.Implements(want) {
+		if d.Go == want || want.Kind() == reflect.Interface && d.Go != endedType && d.Go.Implements(want) {
 			names = append(names, n)
 		}
 	}
@@ -134,18 +146,18 @@ func Decode[E any](t *Types, r Raw) (Event[E], error) {
 		return Event[E]{}, fmt.Errorf("decode %q: %w", r.Type, ErrUnregistered)
 	}
 	schema := max(r.Schema, 1)
-	if schema > len(d.up)+1 {
+	if schema > d.Schema() {
 		return Event[E]{}, fmt.Errorf("decode %s: schema version %d, the newest registered is %d: %w",
-			r.Type, schema, len(d.up)+1, ErrUnregistered)
+			r.Type, schema, d.Schema(), ErrUnregistered)
 	}
-	if !d.ownCodec && check.IsNull(r.Data) && !check.TakesNull(d.goType) {
-		return Event[E]{}, fmt.Errorf("decode %s: null is no %s", r.Type, d.goType)
+	if !d.OwnCodec && check.IsNull(r.Data) && !check.TakesNull(d.Go) {
+		return Event[E]{}, fmt.Errorf("decode %s: null is no %s", r.Type, d.Go)
 	}
-	data, err := d.upcast(schema, r.Data)
+	data, err := d.Upcast(schema, r.Data)
 	if err != nil {
 		return Event[E]{}, fmt.Errorf("upcast %s %w", r.Type, err)
 	}
-	v, err := d.decode(data)
+	v, err := d.Decode(data)
 	if err != nil {
 		return Event[E]{}, fmt.Errorf("decode %s: %w", r.Type, err)
 	}
@@ -155,7 +167,7 @@ func Decode[E any](t *Types, r Raw) (Event[E], error) {
 			r.Type, v, reflect.TypeFor[E](), ErrUnregistered)
 	}
 	return Event[E]{
-		ID: r.ID, Stream: r.Stream, Version: r.Version, Position: r.Position, Type: d.name, Schema: len(d.up) + 1,
+		ID: r.ID, Stream: r.Stream, Version: r.Version, Position: r.Position, Type: d.Name, Schema: d.Schema(),
 		Data: e, Metadata: r.Metadata, RecordedAt: r.RecordedAt,
 	}, nil
 }

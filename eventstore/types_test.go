@@ -25,7 +25,7 @@ func (posted) sealed()     {}
 func (edited) sealed()     {}
 func (*byPointer) sealed() {}
 
-func rename(from, to string) eventstore.Upcast {
+func rename(from, to string) func(json.RawMessage) (json.RawMessage, error) {
 	return func(old json.RawMessage) (json.RawMessage, error) {
 		return json.RawMessage(strings.ReplaceAll(string(old), from, to)), nil
 	}
@@ -199,4 +199,21 @@ func TestNullIsNoEventOfFields(t *testing.T) {
 	e, err := eventstore.Decode[posted](types, eventstore.Raw{Type: "posted", Data: []byte("\ufeff{\"Stars\":4}")})
 	require.NoError(t, err)
 	require.Equal(t, 4, e.Data.Stars)
+}
+
+// Decoding ignores the declarations: a field that an event has or lacks is no error.
+// Promise: G12.3
+func TestDecodeIgnoresUnknownAndMissingFields(t *testing.T) {
+	t.Parallel()
+	type posted struct {
+		Author string `json:"author"`
+		Stars  int    `json:"stars"`
+	}
+	for _, def := range []eventstore.TypeDef{
+		eventstore.Type[posted]("posted"), eventstore.Type[posted]("posted").Added("stars").Removed("note"),
+	} {
+		e, err := eventstore.Decode[posted](eventstore.NewTypes(def), eventstore.Raw{Type: "posted", Data: []byte(`{"author":"ann","new":[1],"note":"x"}`)})
+		require.NoError(t, err)
+		require.Equal(t, posted{Author: "ann"}, e.Data)
+	}
 }

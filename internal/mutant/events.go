@@ -5,25 +5,25 @@ var events = []Mutant{
 	{
 		Name:  "unread_fields",
 		What:  "a stored field that its type does not read is no error",
-		Edits: []Edit{{File: "eventstore/golden.go", Old: `if !g.declared("-", path, g.d.removed) {`, New: `if g.declared("-", path, g.d.removed) && false {`}},
-		Tests: []Test{{"./eventstore", "TestGoldenTypesReportsAChange"}},
+		Edits: []Edit{{File: "eventstore/goldentest/golden.go", Old: `if !g.declared("-", path, g.d.Removed) {`, New: `if g.declared("-", path, g.d.Removed) && false {`}},
+		Tests: []Test{{"./eventstore/goldentest", "TestGoldenTypesReportsAChange"}},
 	},
 	{
 		Name:  "missing_fields",
 		What:  "a field that old events do not have is no error",
-		Edits: []Edit{{File: "eventstore/golden.go", Old: `if !g.declared("+", path, g.d.added) {`, New: `if g.declared("+", path, g.d.added) && false {`}},
-		Tests: []Test{{"./eventstore", "TestGoldenTypesReportsAChange"}},
+		Edits: []Edit{{File: "eventstore/goldentest/golden.go", Old: `if !g.declared("+", path, g.d.Added) {`, New: `if g.declared("+", path, g.d.Added) && false {`}},
+		Tests: []Test{{"./eventstore/goldentest", "TestGoldenTypesReportsAChange"}},
 	},
 	{
 		Name:  "golden_values_follow_the_code",
 		What:  "a sample that decodes to another value is recorded again without a request",
-		Edits: []Edit{{File: "eventstore/golden.go", Old: "	if g.update {\n		sample.Decoded", New: "	if true {\n		sample.Decoded"}},
-		Tests: []Test{{"./eventstore", "TestGoldenTypesNewVersion"}},
+		Edits: []Edit{{File: "eventstore/goldentest/golden.go", Old: "	if g.update {\n		sample.Decoded", New: "	if true {\n		sample.Decoded"}},
+		Tests: []Test{{"./eventstore/goldentest", "TestGoldenTypesNewVersion"}},
 	},
 	{
 		Name:  "events_as_written",
 		What:  "an event is decoded from the JSON that the store or the broker has",
-		Edits: []Edit{{File: "eventstore/type_def.go", Old: "data = check.CanonicalJSON(data)", New: "_ = check.CanonicalJSON(data)"}},
+		Edits: []Edit{{File: "internal/eventtype/eventtype.go", Old: "data = check.CanonicalJSON(data)", New: "_ = check.CanonicalJSON(data)"}},
 		Tests: []Test{{"./providers/postgres", "TestAnEventHasOneForm"}},
 	},
 	{

@@ -3,10 +3,10 @@ package review_test
 import (
 	"testing"
 
-	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/eventstore/goldentest"
 	"github.com/kinora-go/kinora/examples/reviews/review"
 )
 
 // TestEvents: every event that was ever stored can still be read. Each file of testdata/events has
 // samples of one type and schema version.
-func TestEvents(t *testing.T) { eventstore.GoldenTypes(t, review.Types, "testdata/events") }
+func TestEvents(t *testing.T) { goldentest.Check(t, review.Types, "testdata/events") }

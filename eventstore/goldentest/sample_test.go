@@ -1,4 +1,4 @@
-package eventstore_test
+package goldentest_test
 
 import (
 	"encoding/json"
@@ -157,12 +157,12 @@ func TestGoldenTypesReportsTypesThatItCannotFill(t *testing.T) {
 		def  eventstore.TypeDef
 		want []string
 	}{
-		"a text of few":       {eventstore.Type[closing]("e"), []string{"closing.Status", "no generated value of eventstore_test.status", "e.v1.json by hand"}},
+		"a text of few":       {eventstore.Type[closing]("e"), []string{"closing.Status", "no generated value of goldentest_test.status", "e.v1.json by hand"}},
 		"an own form":         {eventstore.Type[secret]("e"), []string{"secret.Hidden", "no generated value"}},
 		"an interface":        {eventstore.Type[inter]("e"), []string{"inter.Err", "the interface error"}},
 		"a channel":           {eventstore.Type[channel]("e"), []string{"channel.C", "a chan cannot be stored"}},
 		"an embedded time":    {eventstore.Type[hijacked]("e"), []string{"hijacked.Stars", "is lost"}},
-		"two fields, one key": {eventstore.Type[twice]("e"), []string{"twice.left.Name, eventstore_test.twice.right.Name", "is lost"}},
+		"two fields, one key": {eventstore.Type[twice]("e"), []string{"twice.left.Name, goldentest_test.twice.right.Name", "is lost"}},
 	} {
 		t.Run(name, func(t *testing.T) { requireOne(t, golden(t, t.TempDir(), c.def), c.want...) })
 	}

@@ -1,4 +1,4 @@
-package eventstore
+package goldentest
 
 import (
 	"bytes"
@@ -14,59 +14,59 @@ import (
 	"strconv"
 )
 
-// goldenKey names a golden file: a stored name and a schema version.
-type goldenKey struct {
+// fileKey names a golden file: a stored name and a schema version.
+type fileKey struct {
 	name   string
 	schema int
 }
 
-func (k goldenKey) compare(other goldenKey) int {
+func (k fileKey) compare(other fileKey) int {
 	return cmp.Or(cmp.Compare(k.name, other.name), cmp.Compare(k.schema, other.schema))
 }
 
-// goldenFile has the samples of one stored name and schema version.
-type goldenFile struct {
+// file has the samples of one stored name and schema version.
+type file struct {
 	path    string
 	schema  int
-	samples []goldenSample // at least one
-	grown   bool           // the type has other fields than the last sample
-	changed bool           // the file must be written
+	samples []sample // at least one
+	grown   bool     // the type has other fields than the last sample
+	changed bool     // the file must be written
 }
 
-// goldenSample is stored data, and the JSON of the value that it decodes to. Decoded is empty if it
+// sample is stored data, and the JSON of the value that it decodes to. Decoded is empty if it
 // is the same as Data.
-type goldenSample struct {
+type sample struct {
 	Data    json.RawMessage `json:"data"`
 	Decoded json.RawMessage `json:"decoded,omitempty"`
 }
 
-func (s goldenSample) decoded() []byte {
+func (s sample) decoded() []byte {
 	if len(s.Decoded) > 0 {
 		return s.Decoded
 	}
 	return s.Data
 }
 
-var goldenForm = regexp.MustCompile(`^(.+)\.v([1-9]\d{0,4})\.json$`)
+var fileForm = regexp.MustCompile(`^(.+)\.v([1-9]\d{0,4})\.json$`)
 
-// goldenPath escapes in name what a file name cannot have.
-func goldenPath(dir, name string, schema int) string {
+// filePath escapes in name what a file name cannot have.
+func filePath(dir, name string, schema int) string {
 	return filepath.Join(dir, fmt.Sprintf("%s.v%d.json", url.QueryEscape(name), schema))
 }
 
-// readGolden reads the files of dir that end in ".json". A dir that does not exist has none.
-func readGolden(dir string) (map[goldenKey]*goldenFile, error) {
+// readFiles reads the files of dir that end in ".json". A dir that does not exist has none.
+func readFiles(dir string) (map[fileKey]*file, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	files := map[goldenKey]*goldenFile{}
+	files := map[fileKey]*file{}
 	for _, e := range entries {
 		if filepath.Ext(e.Name()) != ".json" {
 			continue
 		}
 		path := filepath.Join(dir, e.Name())
-		m := goldenForm.FindStringSubmatch(e.Name())
+		m := fileForm.FindStringSubmatch(e.Name())
 		if m == nil {
 			return nil, fmt.Errorf("%s: the name of the file must be a stored name, .v, a schema version and .json", path)
 		}
@@ -74,17 +74,17 @@ func readGolden(dir string) (map[goldenKey]*goldenFile, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)
 		}
-		f := &goldenFile{path: path}
+		f := &file{path: path}
 		f.schema, _ = strconv.Atoi(m[2])
 		if err := f.read(); err != nil {
 			return nil, fmt.Errorf("%s: %w: it must be a list of samples: [{\"data\": {…}}]", path, err)
 		}
-		files[goldenKey{name, f.schema}] = f
+		files[fileKey{name, f.schema}] = f
 	}
 	return files, nil
 }
 
-func (f *goldenFile) read() error {
+func (f *file) read() error {
 	text, err := os.ReadFile(f.path)
 	if err != nil {
 		return err
@@ -108,7 +108,7 @@ func (f *goldenFile) read() error {
 	return nil
 }
 
-func (f *goldenFile) write() error {
+func (f *file) write() error {
 	var text bytes.Buffer
 	enc := json.NewEncoder(&text)
 	enc.SetEscapeHTML(false)

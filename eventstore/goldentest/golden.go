@@ -1,4 +1,5 @@
-package eventstore
+// Package goldentest checks in a test that a program still reads every event that it ever stored.
+package goldentest
 
 import (
 	"fmt"
@@ -7,17 +8,14 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"testing"
 
+	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/check"
+	"github.com/kinora-go/kinora/internal/eventtype"
 )
 
-// TestingT is the part of *testing.T that GoldenTypes calls.
-type TestingT interface {
-	Helper()
-	Errorf(format string, args ...any)
-}
-
-// GoldenTypes checks in a test that the program still reads every event that it ever stored. dir,
+// Check checks in a test that the program still reads every event that it ever stored. dir,
 // such as "testdata/events", has a file for each type and schema version, such as
 // review.posted.v2.json, with samples of stored data: one for each set of fields that this version has
 // had. Commit these files. Each table of types needs a directory of its own.
@@ -38,7 +36,7 @@ type TestingT interface {
 //
 // A type that no generated value fits, such as one whose UnmarshalJSON accepts few texts, is reported.
 // Write its file by hand: [{"data": {…}}], with data as the program stores it.
-func GoldenTypes(t TestingT, types *Types, dir string) {
+func Check(t testing.TB, types *eventstore.Types, dir string) {
 	t.Helper()
 	if err := types.Err(); err != nil {
 		t.Errorf("%v", err)
@@ -49,79 +47,84 @@ func GoldenTypes(t TestingT, types *Types, dir string) {
 		t.Errorf("KINORA_GOLDEN=%s: must be empty or update", mode)
 		return
 	}
-	files, err := readGolden(dir)
+	files, err := readFiles(dir)
 	if err != nil {
 		t.Errorf("%v", err)
 		return
 	}
-	g := &goldenRun{dir: dir, files: files, update: mode == "update", readOnly: mode == "" && os.Getenv("CI") != ""}
-	g.checkNames(types)
-	for _, name := range types.Names() {
-		if d := types.byName[name]; d.name == name {
-			(&goldenType{goldenRun: g, d: d, used: map[string]bool{}}).check()
-		}
+	g := &run{dir: dir, files: files, update: mode == "update", readOnly: mode == "" && os.Getenv("CI") != ""}
+	defs := types.Defs()
+	g.checkNames(defs)
+	for _, d := range defs {
+		(&typeCheck{run: g, d: d, used: map[string]bool{}}).check()
 	}
 	for _, p := range g.problems {
 		t.Errorf("%s", p)
 	}
 }
 
-// goldenRun is one call of GoldenTypes.
-type goldenRun struct {
+// run is one call of Check.
+type run struct {
 	dir      string
-	files    map[goldenKey]*goldenFile
+	files    map[fileKey]*file
 	update   bool // record decoded values again
 	readOnly bool // write nothing
 	problems []string
 }
 
-func (g *goldenRun) problem(format string, args ...any) {
+func (g *run) problem(format string, args ...any) {
 	g.problems = append(g.problems, fmt.Sprintf(format, args...))
 }
 
 // checkNames reports files of no registered version, and names whose files are one file on some systems.
-func (g *goldenRun) checkNames(types *Types) {
+func (g *run) checkNames(defs []*eventtype.Def) {
+	byName := map[string]*eventtype.Def{}
+	for _, d := range defs {
+		for _, name := range append([]string{d.Name}, d.Was...) {
+			byName[name] = d
+		}
+	}
 	folded := map[string]string{}
-	for _, name := range types.Names() {
+	for _, name := range slices.Sorted(maps.Keys(byName)) {
 		if other, ok := folded[strings.ToLower(name)]; ok {
 			g.problem("event names %q and %q differ only in case: their files would be one on macOS and Windows: rename one, with Was",
 				other, name)
 		}
 		folded[strings.ToLower(name)] = name
 	}
-	for _, key := range slices.SortedFunc(maps.Keys(g.files), goldenKey.compare) {
-		d, ok := types.byName[key.name]
+	for _, key := range slices.SortedFunc(maps.Keys(g.files), fileKey.compare) {
+		d, ok := byName[key.name]
 		switch {
 		case !ok:
 			g.problem("%s: no type has the name %q: register it, declare it as an earlier name with Was, or delete the file if no such event is stored",
 				g.files[key].path, key.name)
-		case key.schema > len(d.up)+1:
+		case key.schema > d.Schema():
 			g.problem("%s: the current schema version of %q is %d: add the missing upcaster, or delete the file if no such event is stored",
-				g.files[key].path, d.name, len(d.up)+1)
+				g.files[key].path, d.Name, d.Schema())
 		}
 	}
 }
 
-// goldenType checks one type.
-type goldenType struct {
-	*goldenRun
-	d       *TypeDef
+// typeCheck checks one type.
+type typeCheck struct {
+	*run
+	d       *eventtype.Def
 	full    any             // the JSON of a value with every field; nil if there is none
 	sample  []byte          // the same
 	dynamic map[string]bool // paths of objects in full whose keys are data
 	used    map[string]bool // declarations that a sample needs: "+" or "-" and the path
 }
 
-func (g *goldenType) check() {
+func (g *typeCheck) check() {
 	before := len(g.problems)
-	current := len(g.d.up) + 1
+	current := g.d.Schema()
 	g.makeFull()
 	grown := true // the newest sample of the current version lacks a field, or there is none
 	for schema := 1; schema <= current; schema++ {
 		files := g.versions(schema)
 		if len(files) == 0 && schema < current {
 			g.problem("%s is missing: restore it from version control, or write it with the data of a stored event: [{\"data\": {…}}]",
-				goldenPath(g.dir, g.d.name, schema))
+				filePath(g.dir, g.d.Name, schema))
 		}
 		for _, f := range files {
 			for i := range f.samples {
@@ -145,17 +148,17 @@ func (g *goldenType) check() {
 }
 
 // ofType returns the files of the type, of all its names and versions.
-func (g *goldenType) ofType() (files []*goldenFile) {
-	for schema := range len(g.d.up) + 1 {
+func (g *typeCheck) ofType() (files []*file) {
+	for schema := range g.d.Schema() {
 		files = append(files, g.versions(schema+1)...)
 	}
 	return files
 }
 
 // versions returns the files of a schema version: those of earlier names first.
-func (g *goldenType) versions(schema int) (files []*goldenFile) {
-	for _, name := range append(slices.Clone(g.d.was), g.d.name) {
-		if f := g.files[goldenKey{name, schema}]; f != nil {
+func (g *typeCheck) versions(schema int) (files []*file) {
+	for _, name := range append(slices.Clone(g.d.Was), g.d.Name) {
+		if f := g.files[fileKey{name, schema}]; f != nil {
 			files = append(files, f)
 		}
 	}
@@ -163,61 +166,61 @@ func (g *goldenType) versions(schema int) (files []*goldenFile) {
 }
 
 // makeFull sets full: the newest sample with the fields that it lacks.
-func (g *goldenType) makeFull() {
-	start := reflect.Zero(g.d.goType).Interface()
+func (g *typeCheck) makeFull() {
+	start := reflect.Zero(g.d.Go).Interface()
 	if files := g.ofType(); len(files) > 0 {
 		f := files[len(files)-1]
-		data, err := g.d.upcast(f.schema, f.samples[len(f.samples)-1].Data)
+		data, err := g.d.Upcast(f.schema, f.samples[len(f.samples)-1].Data)
 		if err != nil {
 			return // checkSample reports it
 		}
-		if start, err = g.d.decode(data); err != nil {
+		if start, err = g.d.Decode(data); err != nil {
 			return
 		}
 	}
-	sample, err := g.d.fill(start)
+	sample, err := fill(g.d, start)
 	if err != nil {
 		g.problem("event type %q: %v, or write %s by hand, with the data of an event that has every field: [{\"data\": {…}}]",
-			g.d.name, err, goldenPath(g.dir, g.d.name, len(g.d.up)+1))
+			g.d.Name, err, filePath(g.dir, g.d.Name, g.d.Schema()))
 		return
 	}
 	g.sample, g.full = sample, parseJSON(sample)
-	g.dynamic = g.d.dynamicKeys(g.full)
+	g.dynamic = dynamicKeys(g.d, g.full)
 }
 
 // checkSample checks that a sample decodes as recorded, and that no field is lost.
-func (g *goldenType) checkSample(f *goldenFile, i int, current bool) {
+func (g *typeCheck) checkSample(f *file, i int, current bool) {
 	sample := &f.samples[i]
 	var faults []string
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Sprintf(format, args...)) }
 	defer func() { g.report(f, i, faults) }()
-	data, err := g.d.upcast(f.schema, sample.Data)
+	data, err := g.d.Upcast(f.schema, sample.Data)
 	if err != nil {
 		fault("upcast %v: correct the upcaster", err)
 		return
 	}
-	value, err := g.d.decode(data)
+	value, err := g.d.Decode(data)
 	if err != nil {
 		fault("%v: correct the type, or add an upcaster", err)
 		return
 	}
-	again, err := g.d.encode(value)
+	again, err := g.d.Encode(value)
 	if err != nil {
 		fault("encode what was decoded: %v", err)
 		return
 	}
 	tree := parseJSON(data)
-	unread := (&reader{decode: g.d.decode, root: tree, value: value, dynamic: g.dynamic}).unread()
+	unread := (&reader{decode: g.d.Decode, root: tree, value: value, dynamic: g.dynamic}).unread()
 	missing := missingFields(g.full, tree, g.dynamic)
 	zero := missingFields(g.full, withoutEmpty(parseJSON(again)), g.dynamic)
 	missing = slices.DeleteFunc(missing, func(path string) bool { return !slices.Contains(zero, path) })
 	for _, path := range unread {
-		if !g.declared("-", path, g.d.removed) {
+		if !g.declared("-", path, g.d.Removed) {
 			fault("stored field %q is not read: add an upcaster that converts it, or declare Removed(%q)", path, path)
 		}
 	}
 	for _, path := range missing {
-		if !g.declared("+", path, g.d.added) {
+		if !g.declared("+", path, g.d.Added) {
 			fault("field %q is not stored, so it decodes to its zero value: add an upcaster that sets it, or declare Added(%q)", path, path)
 		}
 	}
@@ -242,7 +245,7 @@ func (g *goldenType) checkSample(f *goldenFile, i int, current bool) {
 		check.CanonicalJSON(again), check.CanonicalJSON(sample.decoded()))
 }
 
-func (g *goldenType) report(f *goldenFile, i int, faults []string) {
+func (g *typeCheck) report(f *file, i int, faults []string) {
 	if len(faults) == 0 {
 		return
 	}
@@ -250,55 +253,55 @@ func (g *goldenType) report(f *goldenFile, i int, faults []string) {
 	if len(f.samples) > 1 {
 		at += fmt.Sprintf(", sample %d", i+1)
 	}
-	g.problem("%s: %s\n\t%s", at, g.d.goType, strings.Join(faults, "\n\t"))
+	g.problem("%s: %s\n\t%s", at, g.d.Go, strings.Join(faults, "\n\t"))
 }
 
 // declared reports whether path is in list, and notes that the declaration is needed.
-func (g *goldenType) declared(kind, path string, list []string) bool {
+func (g *typeCheck) declared(kind, path string, list []string) bool {
 	g.used[kind+path] = true
 	return slices.Contains(list, path)
 }
 
 // checkDeclarations reports declarations that no sample needs.
-func (g *goldenType) checkDeclarations() {
-	for _, path := range g.d.added {
+func (g *typeCheck) checkDeclarations() {
+	for _, path := range g.d.Added {
 		if !g.used["+"+path] {
 			g.problem("event type %q: Added(%q): every sample has this field, or the type has none of this name: correct or delete the declaration",
-				g.d.name, path)
+				g.d.Name, path)
 		}
 	}
-	for _, path := range g.d.removed {
+	for _, path := range g.d.Removed {
 		if !g.used["-"+path] {
 			g.problem("event type %q: Removed(%q): no sample has this field, or the type reads it: correct or delete the declaration",
-				g.d.name, path)
+				g.d.Name, path)
 		}
 	}
 }
 
 // record adds a sample of the current version with every field.
-func (g *goldenType) record(schema int) {
-	path := goldenPath(g.dir, g.d.name, schema)
-	key := goldenKey{g.d.name, schema}
+func (g *typeCheck) record(schema int) {
+	path := filePath(g.dir, g.d.Name, schema)
+	key := fileKey{g.d.Name, schema}
 	f := g.files[key]
 	if f == nil {
-		f = &goldenFile{path: path, schema: schema}
+		f = &file{path: path, schema: schema}
 	}
-	what := fmt.Sprintf("schema version %d of %q has no sample", schema, g.d.name)
+	what := fmt.Sprintf("schema version %d of %q has no sample", schema, g.d.Name)
 	if len(g.versions(schema)) > 0 {
-		what = fmt.Sprintf("schema version %d of %q has no sample with the fields that it has now", schema, g.d.name)
+		what = fmt.Sprintf("schema version %d of %q has no sample with the fields that it has now", schema, g.d.Name)
 	}
 	if g.readOnly {
 		g.problem("%s: %s: run the test without CI in the environment, which writes the sample, and commit the file", path, what)
 		return
 	}
-	f.samples, f.changed = append(f.samples, goldenSample{Data: g.sample}), true
+	f.samples, f.changed = append(f.samples, sample{Data: g.sample}), true
 	g.files[key] = f
 	if !g.update {
 		g.problem("%s: %s, so it is written now: read it, commit the file, and run the test again", path, what)
 	}
 }
 
-func (g *goldenType) save(f *goldenFile) {
+func (g *typeCheck) save(f *file) {
 	if !f.changed {
 		return
 	}

@@ -1,4 +1,4 @@
-package eventstore
+package goldentest
 
 import (
 	"cmp"
@@ -11,33 +11,34 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/internal/check"
+	"github.com/kinora-go/kinora/internal/eventtype"
 )
 
 // fill returns the JSON of start after giving each field that is zero a value.
-func (d *TypeDef) fill(start any) ([]byte, error) {
-	v := reflect.New(d.goType).Elem()
+func fill(d *eventtype.Def, start any) ([]byte, error) {
+	v := reflect.New(d.Go).Elem()
 	v.Set(reflect.ValueOf(start))
 	f := &filler{}
-	fill := f.fill
-	if d.ownCodec {
-		fill = f.fillKind // its MarshalJSON may not be used
+	set := f.fill
+	if d.OwnCodec {
+		set = f.fillKind // its MarshalJSON may not be used
 	}
-	if err := fill(v, d.goType.String(), d.goType.Name()); err != nil {
+	if err := set(v, d.Go.String(), d.Go.Name()); err != nil {
 		return nil, err
 	}
-	data, err := d.encode(v.Interface())
+	data, err := d.Encode(v.Interface())
 	if err != nil {
 		return nil, fmt.Errorf("encode a sample: %w: correct the type", err)
 	}
-	value, err := d.decode(data)
+	value, err := d.Decode(data)
 	if err != nil {
 		return nil, fmt.Errorf("decode the sample %s: %w: correct the type", data, err)
 	}
-	if lost := lostFields(v, reflect.ValueOf(value), d.goType.String(), nil); len(lost) > 0 {
+	if lost := lostFields(v, reflect.ValueOf(value), d.Go.String(), nil); len(lost) > 0 {
 		return nil, fmt.Errorf("%s: a value is lost when it is encoded as %s and decoded again: correct the type, or tag the field json:\"-\"",
 			strings.Join(lost, ", "), data)
 	}
-	again, err := d.encode(value)
+	again, err := d.Encode(value)
 	if err != nil {
 		return nil, fmt.Errorf("encode a decoded sample: %w: correct the type", err)
 	}

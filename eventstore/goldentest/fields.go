@@ -1,4 +1,4 @@
-package eventstore
+package goldentest
 
 import (
 	"bytes"
@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/kinora-go/kinora/internal/eventtype"
 )
 
 // Paths are names of JSON fields, joined by dots. Elements of an array have the path of the array,
@@ -102,7 +104,7 @@ func (r *reader) changed() (changed bool) {
 
 // dynamicKeys returns the paths of the objects in full whose keys are data. Renamed, such a key is in
 // the value that is decoded.
-func (d *TypeDef) dynamicKeys(full any) map[string]bool {
+func dynamicKeys(d *eventtype.Def, full any) map[string]bool {
 	dynamic := map[string]bool{}
 	renamed := func(object map[string]any) (kept bool) {
 		defer func() {
@@ -124,11 +126,11 @@ func (d *TypeDef) dynamicKeys(full any) map[string]bool {
 		if err != nil {
 			return false
 		}
-		v, err := d.decode(data)
+		v, err := d.Decode(data)
 		if err != nil {
 			return false
 		}
-		again, err := d.encode(v)
+		again, err := d.Encode(v)
 		return err == nil && len(differences(full, parseJSON(again), nil, nil)) == 0
 	}
 	var walk func(node any, path string)
