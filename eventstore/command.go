@@ -15,13 +15,6 @@ import (
 // several operations. The same id may be used for several streams.
 type CommandID string
 
-// EventFinder is a Store that finds events by their ids. The stores of Kinora and their TxStores
-// implement it.
-type EventFinder interface {
-	// FindEvent returns the place of the event with this id, with Count 1, or a zero Appended.
-	FindEvent(ctx context.Context, id string) (Appended, error)
-}
-
 // commands is the UUID namespace of the ids of events that commands with a CommandID append.
 var commands = uuid.MustParse("2f1d6a0e-7c0b-5f2e-9b1a-6d1c3e5a7b90")
 
@@ -43,9 +36,11 @@ func theCommand(given []CommandID) (CommandID, error) {
 
 // outcome returns the events that a command has appended to a stream. Count is 0 if there are none.
 func (c CommandID) outcome(ctx context.Context, store Store, stream string) (Appended, error) {
-	finder, ok := store.(EventFinder)
+	finder, ok := store.(interface {
+		FindEvent(ctx context.Context, id string) (Appended, error)
+	})
 	if !ok {
-		return Appended{}, invalid("command id", "the store does not find events by their ids: it must implement EventFinder")
+		return Appended{}, invalid("command id", "the store does not find events by their ids: it must implement provider.EventFinder")
 	}
 	at, err := finder.FindEvent(ctx, c.eventID(stream, 0))
 	if err != nil || at.Version == 0 {

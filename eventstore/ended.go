@@ -2,9 +2,7 @@ package eventstore
 
 import (
 	"errors"
-	"fmt"
 	"reflect"
-	"strings"
 )
 
 // TypeEnded is the stored name of Ended.
@@ -32,8 +30,7 @@ var (
 	ErrStreamEnded = errors.New("the stream has ended")
 	// ErrNotEnded: only the events of a stream that has ended can be archived.
 	ErrNotEnded = errors.New("the stream has not ended: append Ended first")
-	// ErrNotPassed: projectors have not applied the events that are to be archived. The error is a
-	// *NotPassedError.
+	// ErrNotPassed: projectors have not applied the events that are to be archived. The error names them.
 	ErrNotPassed = errors.New("projectors have not applied the events of the stream")
 )
 
@@ -43,20 +40,6 @@ type ArchiveOptions struct {
 	// whose checkpoint is in another database, such as Redis. For these, ask Projector.Wait before.
 	Ignore []string
 }
-
-// NotPassedError names the projectors that Archive waits for. errors.Is(err, ErrNotPassed) is true for it.
-type NotPassedError struct {
-	Stream     string
-	Projectors []string // sorted
-}
-
-func (e *NotPassedError) Error() string {
-	return fmt.Sprintf("these projectors have not applied its events: %s. Wait for them, or name those that no longer run in Ignore",
-		strings.Join(e.Projectors, ", "))
-}
-
-// Is makes errors.Is(err, ErrNotPassed) true.
-func (e *NotPassedError) Is(target error) bool { return target == ErrNotPassed }
 
 // ends reports whether the last of the events is Ended.
 func ends(events []any) bool {

@@ -170,12 +170,12 @@ func ExampleJoinID() {
 		stream := eventstore.StreamName("review", id)
 		back, err := eventstore.SplitID(id)
 		check(err)
-		fmt.Println(stream, eventstore.Category(stream), back)
+		fmt.Println(stream, back)
 	}
 
 	// Output:
-	// review-42-ann review [42 ann]
-	// review-42~-a-nn review [42-a nn]
+	// review-42-ann [42 ann]
+	// review-42~-a-nn [42-a nn]
 }
 
 // A middleware sets the metadata of a request once. Every event of the request has it.

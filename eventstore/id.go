@@ -50,10 +50,3 @@ func SplitID(id string) ([]string, error) {
 // StreamName returns "category-id". Stores check the category and the length when the name is
 // used: the category must match ^[a-z][a-z0-9_]{0,40}$, and the name has at most 255 bytes.
 func StreamName(category, id string) string { return category + "-" + id }
-
-// Category returns the part of a stream name before the first "-", or the whole name if it has
-// none.
-func Category(stream string) string {
-	category, _, _ := strings.Cut(stream, "-")
-	return category
-}

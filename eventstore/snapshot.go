@@ -19,11 +19,8 @@ type Snapshot struct {
 	Schema  string // at most 64 bytes
 	Version int64  // zero: there is no snapshot
 	EventID string // the id of the event with this version
-	State   []byte // at most MaxSnapshot bytes
+	State   []byte // at most 4 MiB; the state of a larger aggregate is not stored
 }
-
-// MaxSnapshot is the most bytes of Snapshot.State. The state of a larger aggregate is not stored.
-const MaxSnapshot = 4 << 20
 
 // SnapshotStore is a Store that also stores snapshots: at most one for each stream and schema. They
 // can be deleted at any time. The stores of Kinora and their TxStores implement it.
@@ -208,8 +205,8 @@ func (s *snapshots) encode(a, again any, stream, eventID string, version int64) 
 	if read, err := json.Marshal(again); err != nil || !bytes.Equal(read, one.State) {
 		return one, fmt.Errorf("%w: %T reads back differently", ErrSnapshot, a)
 	}
-	if one.State = seal(stream, one); len(one.State) > MaxSnapshot {
-		return one, fmt.Errorf("%w: the state has %d bytes, the limit is %d", ErrSnapshot, len(one.State), MaxSnapshot)
+	if one.State = seal(stream, one); len(one.State) > check.MaxSnapshot {
+		return one, fmt.Errorf("%w: the state has %d bytes, the limit is %d", ErrSnapshot, len(one.State), check.MaxSnapshot)
 	}
 	return one, nil
 }

@@ -16,14 +16,22 @@ import (
 
 // Limits that hold for every provider.
 const (
-	MaxIDBytes        = check.MaxID // 255; streams, message ids, types, topics, ordering keys
-	DefaultMaxPayload = 1 << 20     // bytes of the payload of an event or a message; see CheckJSON
-	MaxJSONDepth      = 1000        // nested arrays and objects, as in SQLite's JSON functions
+	MaxIDBytes        = check.MaxID       // 255; streams, message ids, types, topics, ordering keys
+	MaxSnapshotBytes  = check.MaxSnapshot // 4 MiB; the state of a snapshot
+	DefaultMaxPayload = 1 << 20           // bytes of the payload of an event or a message; see CheckJSON
+	MaxJSONDepth      = 1000              // nested arrays and objects, as in SQLite's JSON functions
 	maxHeaderValue    = 1024
 	maxHeaders        = 64
 	maxExtra          = 48 // with it and maxExtraKey, the headers of FromEvent are valid
 	maxExtraKey       = 240
 )
+
+// Category returns the part of a stream name before the first "-", or the whole name if it has
+// none.
+func Category(stream string) string {
+	category, _, _ := strings.Cut(stream, "-")
+	return category
+}
 
 // CheckName returns an *eventstore.InvalidError for a name that does not match
 // ^[a-z][a-z0-9_]{0,40}$. Categories, and names that are part of SQL, must match.

@@ -179,7 +179,7 @@ func FuzzCheckStream(f *testing.F) {
 			require.ErrorIs(t, err, eventstore.ErrInvalid)
 			return
 		}
-		require.Regexp(t, `^[a-z][a-z0-9_]{0,40}$`, eventstore.Category(s))
+		require.Regexp(t, `^[a-z][a-z0-9_]{0,40}$`, provider.Category(s))
 		require.LessOrEqual(t, len(s), provider.MaxIDBytes)
 		require.NotContains(t, s, "\x00")
 	})

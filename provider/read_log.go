@@ -20,7 +20,22 @@ const (
 	LogPageScan = 20_000
 )
 
-// ReadLog implements eventstore.Log.ReadLog with the pages of a log.
+// LogReader reads the log of a store: the events of all its streams, in the order of their positions.
+type LogReader interface {
+	// ReadLog yields the events that f selects, from a place on, up to the last one that is
+	// visible when the loop begins.
+	//   - It skips no event and keeps the order of each stream, also while appends are open, are
+	//     rolled back, or commit in another order than that of their positions. For this it waits
+	//     for open appends of this database, and for nothing else. If ctx ends while it waits, the
+	//     error names them.
+	//   - It reads in pages, and holds no cursor, lock or connection while the body of the
+	//     caller's loop runs.
+	//   - eventstore.ErrUnsafeLog: this database cannot show which events are missing.
+	//   - An error is yielded last, with a zero Raw.
+	ReadLog(ctx context.Context, from eventstore.From, f eventstore.LogFilter) iter.Seq2[eventstore.Raw, error]
+}
+
+// ReadLog implements LogReader with the pages of a log.
 func ReadLog(ctx context.Context, log Log, from eventstore.From, f eventstore.LogFilter) iter.Seq2[eventstore.Raw, error] {
 	return func(yield func(eventstore.Raw, error) bool) {
 		err := readLog(ctx, log, from, f, func(e eventstore.Raw) bool { return yield(e, nil) })

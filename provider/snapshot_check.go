@@ -24,8 +24,8 @@ func CheckSnapshot(stream string, s eventstore.Snapshot) error {
 	if s.Version < 1 {
 		return &eventstore.InvalidError{Field: "snapshot version", Reason: "must be 1 or more"}
 	}
-	if len(s.State) > eventstore.MaxSnapshot {
-		return &eventstore.InvalidError{Field: "snapshot state", Reason: "has more than " + strconv.Itoa(eventstore.MaxSnapshot) + " bytes"}
+	if len(s.State) > MaxSnapshotBytes {
+		return &eventstore.InvalidError{Field: "snapshot state", Reason: "has more than " + strconv.Itoa(MaxSnapshotBytes) + " bytes"}
 	}
 	return nil
 }

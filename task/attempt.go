@@ -118,7 +118,7 @@ func (a *attempt[Tx]) renew() (ending, bool) {
 // handle runs a handler with steps.
 func (a *attempt[Tx]) handle(ctx context.Context, clock *limit) ending {
 	t := &a.task
-	r := &Run[Tx]{w: a.engine, hold: a.hold, task: *t, clock: clock, asked: map[string]bool{}, notes: map[string]Slot{}}
+	r := &Run[Tx]{w: a.engine, hold: a.hold, task: *t, clock: clock, asked: map[string]bool{}, notes: map[string]provider.Slot{}}
 	out, err := a.guarded(ctx, clock, func() (json.RawMessage, error) { return a.def.run(ctx, r, t.Input) })
 	r.dead.Store(true)
 	if errors.Is(err, errStuck) {
@@ -135,7 +135,7 @@ func (a *attempt[Tx]) handle(ctx context.Context, clock *limit) ending {
 }
 
 // hasBegun reports whether a step is recorded. Waits, answers and timeouts did nothing.
-func hasBegun(state map[string]Slot) bool {
+func hasBegun(state map[string]provider.Slot) bool {
 	for _, s := range state {
 		if s.Call > 0 && s.Out != nil && s.By == "" {
 			return true
@@ -187,7 +187,7 @@ func (a *attempt[Tx]) decide(ctx context.Context, r *Run[Tx], out json.RawMessag
 	case gives:
 		return a.giveUp(ctx, r, decided.code)
 	case errors.Is(err, errWaiting):
-		c, err := r.fill(*r.waits, r.waits.Open, Slot{Call: r.calls})
+		c, err := r.fill(*r.waits, r.waits.Open, provider.Slot{Call: r.calls})
 		if err != nil {
 			return a.failed(ctx, r, err)
 		}

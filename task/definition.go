@@ -94,9 +94,9 @@ func DefineGroup[Tx, Data any](kind string, complete func(ctx context.Context, t
 }
 
 // New returns a group to be added with all its tasks. No task can be added to it later.
-func (g *Group[Tx, Data]) New(id string, data Data, tasks ...Draft) GroupDraft {
+func (g *Group[Tx, Data]) New(id string, data Data, tasks ...Draft) provider.TaskGroupDraft {
 	raw, err := json.Marshal(data)
-	return GroupDraft{ID: id, Kind: g.name, Data: raw, Tasks: tasks, Err: err}
+	return provider.TaskGroupDraft{ID: id, Kind: g.name, Data: raw, Tasks: tasks, Err: err}
 }
 
 // kinds are the definitions of a worker, with their types erased.

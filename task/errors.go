@@ -22,9 +22,6 @@ var (
 	ErrMisuse = errors.New("steps must be taken one after another, each name once")
 	// ErrIDReused: a task or a group of this id exists with another kind, input, data or group.
 	ErrIDReused = provider.ErrTaskIDReused
-	// ErrVersion: the task has another version or status than the decision requires, or a worker has
-	// it. If it has ended, the error is provider.ErrTaskEnded too.
-	ErrVersion = provider.ErrTaskVersion
 	// ErrNotDone: the task has no result.
 	ErrNotDone = errors.New("the task is not done")
 )
@@ -75,7 +72,7 @@ var (
 const (
 	codeUndecodable  = "undecodable"   // the input or a recorded result is not of the handler's type
 	codeUnencodable  = "unencodable"   // the result cannot be stored
-	codeTooLarge     = "too_large"     // more than MaxState
+	codeTooLarge     = "too_large"     // more than provider.MaxTaskState
 	codeChanged      = "changed"       // ErrChanged
 	codeMisuse       = "misuse"        // ErrMisuse
 	codePermanent    = "permanent"     // Permanent, of an error without a code

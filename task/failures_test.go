@@ -56,7 +56,7 @@ func TestATaskThatIsTooLargeCanBeUndone(t *testing.T) {
 		w.start(w.worker(task.WorkerConfig{}, kind))
 		w.enqueue(kind.New("a", 1))
 		w.becomes("a", task.Waiting)
-		out, err := json.Marshal(strings.Repeat("x", task.MaxState-2))
+		out, err := json.Marshal(strings.Repeat("x", provider.MaxTaskState-2))
 		require.NoError(w, err)
 		require.Equal(w, task.Taken, w.answer("a", "scanned", "m", string(out)))
 		w.becomes("a", task.Abandoned)

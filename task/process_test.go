@@ -399,7 +399,7 @@ func TestAHiddenErrorOfAStep(t *testing.T) {
 // A state that would be too large is refused before it is stored, and names the remedy.
 func TestStateIsBounded(t *testing.T) {
 	inWorld(t, func(w *world) {
-		big := strings.Repeat("x", task.MaxState/2)
+		big := strings.Repeat("x", provider.MaxTaskState/2)
 		kind := task.Define("orders/big", func(ctx context.Context, r run, _ int) (int, error) {
 			for _, name := range []string{"a", "b", "c"} {
 				if _, err := task.Step(ctx, r, name, func(context.Context, string) (string, error) { return big, nil }, nil); err != nil {

@@ -25,11 +25,11 @@ type Run[Tx any] struct {
 	busy   atomic.Bool // a step or a wait is in progress
 	calls  int         // of Step, StepTx and Wait
 	asked  map[string]bool
-	notes  map[string]Slot // slots of answers that were asked for; stored with the next change
-	stop   error           // ends the run: every later step returns it
-	open   bool            // a step has begun that is not recorded
-	inside bool            // a step has neither returned an error nor a result
-	step   string          // the last one that was asked for
+	notes  map[string]provider.Slot // slots of answers that were asked for; stored with the next change
+	stop   error                    // ends the run: every later step returns it
+	open   bool                     // a step has begun that is not recorded
+	inside bool                     // a step has neither returned an error nor a result
+	step   string                   // the last one that was asked for
 	waits  *provider.TaskChange
 	undos  []undo
 }
@@ -120,7 +120,7 @@ func Step[T, Tx any](ctx context.Context, r *Run[Tx], name string,
 	if err != nil {
 		return none, r.halt(err)
 	}
-	if err := r.record(name, Slot{Call: r.calls, Out: data}); err != nil {
+	if err := r.record(name, provider.Slot{Call: r.calls, Out: data}); err != nil {
 		return none, err
 	}
 	stored := none // not out: fields that are not in the JSON would keep their values
@@ -195,7 +195,7 @@ func Wait[T, Tx any](ctx context.Context, r *Run[Tx], name string, d time.Durati
 	defer r.busy.Store(false)
 	if !slot.Filled() && !r.task.Undo && r.task.TimedOut && r.task.Waits == name {
 		// An answer may come at the same moment. The first one fills the slot.
-		if err := r.record(name, Slot{Call: r.calls, Timeout: true}); err != nil {
+		if err := r.record(name, provider.Slot{Call: r.calls, Timeout: true}); err != nil {
 			return out, err
 		}
 		slot = r.task.State[name]
@@ -248,14 +248,14 @@ func (r *Run[Tx]) halt(err error) error {
 }
 
 // ask returns the slot of the next call. On success the run is busy.
-func (r *Run[Tx]) ask(name string) (Slot, error) {
+func (r *Run[Tx]) ask(name string) (provider.Slot, error) {
 	if r.dead.Load() {
-		return Slot{}, errDead
+		return provider.Slot{}, errDead
 	}
 	if !r.busy.CompareAndSwap(false, true) {
-		return Slot{}, fmt.Errorf("step %q began while another one was in progress: %w", name, r.misuse())
+		return provider.Slot{}, fmt.Errorf("step %q began while another one was in progress: %w", name, r.misuse())
 	}
-	slot, err := Slot{}, errDead
+	slot, err := provider.Slot{}, errDead
 	if !r.dead.Load() { // again, now that it is busy
 		slot, err = r.next(name)
 	}
@@ -273,32 +273,32 @@ func (r *Run[Tx]) misuse() error {
 
 // next checks that this call is the one that the task had before. Nothing new begins while a
 // recorded step has not been asked for.
-func (r *Run[Tx]) next(name string) (Slot, error) {
+func (r *Run[Tx]) next(name string) (provider.Slot, error) {
 	if r.inside {
-		return Slot{}, r.halt(errPanic)
+		return provider.Slot{}, r.halt(errPanic)
 	}
 	if r.stop != nil {
-		return Slot{}, r.stop
+		return provider.Slot{}, r.stop
 	}
 	if err := provider.CheckSlot(fmt.Sprintf("name %q of a step", name), name); err != nil {
-		return Slot{}, r.halt(Permanent(err))
+		return provider.Slot{}, r.halt(Permanent(err))
 	}
 	if r.asked[name] {
-		return Slot{}, r.halt(fmt.Errorf("step %q was taken twice: %w", name, ErrMisuse))
+		return provider.Slot{}, r.halt(fmt.Errorf("step %q was taken twice: %w", name, ErrMisuse))
 	}
 	r.asked[name], r.step = true, name
 	r.calls++
 	slot := r.task.State[name]
-	before := r.first(func(_ string, s Slot) bool { return s.Call == r.calls })
+	before := r.first(func(_ string, s provider.Slot) bool { return s.Call == r.calls })
 	switch {
 	case before != "" && before != name:
-		return Slot{}, r.halt(fmt.Errorf("call %d was step %q when it ran, and is %q now: %w", r.calls, before, name, ErrChanged))
+		return provider.Slot{}, r.halt(fmt.Errorf("call %d was step %q when it ran, and is %q now: %w", r.calls, before, name, ErrChanged))
 	case slot.Call != 0 && slot.Call != r.calls:
-		return Slot{}, r.halt(fmt.Errorf("step %q was call %d when it ran, and is call %d now: %w", name, slot.Call, r.calls, ErrChanged))
+		return provider.Slot{}, r.halt(fmt.Errorf("step %q was call %d when it ran, and is call %d now: %w", name, slot.Call, r.calls, ErrChanged))
 	case slot.Call == 0:
 		// Answers and timeouts did nothing, so they may be behind it.
-		if behind := r.first(func(_ string, s Slot) bool { return s.Call > r.calls && s.Out != nil && s.By == "" }); behind != "" {
-			return Slot{}, r.halt(fmt.Errorf("step %q is new, and before step %q, which has run: %w", name, behind, ErrChanged))
+		if behind := r.first(func(_ string, s provider.Slot) bool { return s.Call > r.calls && s.Out != nil && s.By == "" }); behind != "" {
+			return provider.Slot{}, r.halt(fmt.Errorf("step %q is new, and before step %q, which has run: %w", name, behind, ErrChanged))
 		}
 	}
 	return slot, nil
@@ -306,14 +306,14 @@ func (r *Run[Tx]) next(name string) (Slot, error) {
 
 // unasked returns an error if a recorded step was not asked for.
 func (r *Run[Tx]) unasked() error {
-	if name := r.first(func(name string, s Slot) bool { return s.Call > 0 && !r.asked[name] }); name != "" {
+	if name := r.first(func(name string, s provider.Slot) bool { return s.Call > 0 && !r.asked[name] }); name != "" {
 		return fmt.Errorf("step %q has run, and the handler does not ask for it: %w", name, ErrChanged)
 	}
 	return nil
 }
 
 // first returns the earliest of the slots that is selects, or "".
-func (r *Run[Tx]) first(is func(name string, s Slot) bool) (first string) {
+func (r *Run[Tx]) first(is func(name string, s provider.Slot) bool) (first string) {
 	for name, s := range r.task.State {
 		if is(name, s) && (first == "" || s.Call < r.task.State[first].Call) {
 			first = name
@@ -332,7 +332,7 @@ func (r *Run[Tx]) begins(ctx context.Context) error {
 	case ctx.Err() != nil:
 		return r.halt(causeOf(ctx, ctx.Err()))
 	case r.hold.isOver(): // the process may have been stopped
-		if err := r.change(provider.TaskChange{To: Claimed}, "", Slot{}); err != nil {
+		if err := r.change(provider.TaskChange{To: Claimed}, "", provider.Slot{}); err != nil {
 			return err
 		}
 		if r.task.Undo {
@@ -343,14 +343,14 @@ func (r *Run[Tx]) begins(ctx context.Context) error {
 }
 
 // recorded decodes the result of a step.
-func (r *Run[Tx]) recorded(name string, s Slot, into any) error {
+func (r *Run[Tx]) recorded(name string, s provider.Slot, into any) error {
 	if s.By != "" || s.Timeout {
 		return r.halt(fmt.Errorf("step %q was answered, like a wait: %w", name, ErrMisuse))
 	}
 	return r.decode(name, s, into)
 }
 
-func (r *Run[Tx]) decode(name string, s Slot, into any) error {
+func (r *Run[Tx]) decode(name string, s provider.Slot, into any) error {
 	if err := decode(s.Out, into); err != nil {
 		return r.halt(permanent(codeUndecodable, fmt.Errorf("step %q: %w", name, err)))
 	}
@@ -358,12 +358,12 @@ func (r *Run[Tx]) decode(name string, s Slot, into any) error {
 }
 
 // record fills a slot. If it is filled already, the run continues with that value.
-func (r *Run[Tx]) record(name string, s Slot) error {
+func (r *Run[Tx]) record(name string, s provider.Slot) error {
 	return r.change(provider.TaskChange{To: Claimed, Open: name, Progress: true}, name, s)
 }
 
 // change applies a change of the claimed task that fills a slot, unless name is empty.
-func (r *Run[Tx]) change(c provider.TaskChange, name string, s Slot) error {
+func (r *Run[Tx]) change(c provider.TaskChange, name string, s provider.Slot) error {
 	c, err := r.fill(c, name, s)
 	if err != nil {
 		return r.halt(err)
@@ -379,7 +379,7 @@ func (r *Run[Tx]) change(c provider.TaskChange, name string, s Slot) error {
 }
 
 // fill completes a change of this run with its slots.
-func (r *Run[Tx]) fill(c provider.TaskChange, name string, s Slot) (provider.TaskChange, error) {
+func (r *Run[Tx]) fill(c provider.TaskChange, name string, s provider.Slot) (provider.TaskChange, error) {
 	c.ID, c.Token = r.task.ID, r.task.Token
 	if c.To == Claimed {
 		c.After = r.w.cfg.Lease
@@ -391,10 +391,10 @@ func (r *Run[Tx]) fill(c provider.TaskChange, name string, s Slot) (provider.Tas
 	for name, s := range r.task.State {
 		size += len(name) + len(s.Out) + slotBytes
 	}
-	if size > MaxState && !r.task.Undo { // a task that is too large can still be undone
-		return c, permanent(codeTooLarge, fmt.Errorf("the state would have %d bytes: at most %d are allowed; use a group", size, MaxState))
+	if size > provider.MaxTaskState && !r.task.Undo { // a task that is too large can still be undone
+		return c, permanent(codeTooLarge, fmt.Errorf("the state would have %d bytes: at most %d are allowed; use a group", size, provider.MaxTaskState))
 	}
-	c.Slots = make(map[string]Slot, len(r.notes)+1)
+	c.Slots = make(map[string]provider.Slot, len(r.notes)+1)
 	for n, note := range r.notes {
 		c.Slots[n] = note
 	}
@@ -412,7 +412,7 @@ func (r *Run[Tx]) changed(c provider.TaskChange, got provider.TaskChanged, began
 	switch {
 	case got.Applied:
 		if r.task.State == nil {
-			r.task.State = map[string]Slot{}
+			r.task.State = map[string]provider.Slot{}
 		}
 		for name, s := range c.Slots {
 			r.task.State[name] = s
@@ -455,7 +455,7 @@ func (r *Run[Tx]) unit(ctx context.Context, name string, call int,
 		if err != nil {
 			return nil, err
 		}
-		c, err = r.fill(provider.TaskChange{To: Claimed, Open: name, Progress: true}, name, Slot{Call: call, Out: data})
+		c, err = r.fill(provider.TaskChange{To: Claimed, Open: name, Progress: true}, name, provider.Slot{Call: call, Out: data})
 		if err != nil {
 			return nil, err
 		}

@@ -5,14 +5,8 @@ import "github.com/kinora-go/kinora/provider"
 // Task is a stored task. Times are in UTC on the store's clock.
 type Task = provider.Task
 
-// Slot is a name of a task's State: a step, a wait, or "undo:" and a step. It is filled once.
-type Slot = provider.Slot
-
 // Draft is a task to be added. Create it with Definition.New. Later and Due delay it.
 type Draft = provider.TaskDraft
-
-// GroupDraft is a group of tasks to be added. Create it with Group.New.
-type GroupDraft = provider.TaskGroupDraft
 
 // Tx is the tasks in a transaction, as TasksIn of a database returns it: Enqueue, EnqueueGroup,
 // Answer, Postpone and Cancel. It never ends the transaction. The methods: go doc provider.TaskTx.
@@ -64,6 +58,3 @@ type Record = provider.TaskRecord
 // Retention is how long tasks are kept after they were Done (zero means 7 days) or Undone (30 days).
 // For that long the id of a task is known, and adds no second one.
 type Retention = provider.TaskRetention
-
-// MaxState is the most bytes of the input, of the result, and of all slots of a task together.
-const MaxState = provider.MaxTaskState

@@ -24,7 +24,7 @@ func (a *attempt[Tx]) knowsUndos(r *Run[Tx], err error) bool {
 
 // giveUp turns the task to undo, and undoes its steps.
 func (a *attempt[Tx]) giveUp(ctx context.Context, r *Run[Tx], code string) ending {
-	c, err := r.fill(provider.TaskChange{To: Claimed, GiveUp: code, Doubt: a.inDoubt(r), Progress: true}, "", Slot{})
+	c, err := r.fill(provider.TaskChange{To: Claimed, GiveUp: code, Doubt: a.inDoubt(r), Progress: true}, "", provider.Slot{})
 	if err != nil {
 		return a.failed(ctx, r, err)
 	}
@@ -79,7 +79,7 @@ func (a *attempt[Tx]) undo(ctx context.Context, r *Run[Tx]) ending {
 			if r.task.State[name].Filled() { // recorded in its transaction
 				return nil, nil
 			}
-			return nil, r.record(name, Slot{Out: json.RawMessage("true")})
+			return nil, r.record(name, provider.Slot{Out: json.RawMessage("true")})
 		})
 		if errors.Is(err, errStuck) {
 			return a.fail(ctx, err)

@@ -13,6 +13,9 @@ import (
 // in bytes.
 const MaxID = 255
 
+// MaxSnapshot is the most bytes of the state of a snapshot.
+const MaxSnapshot = 4 << 20
+
 var nameRE = regexp.MustCompile(`^[a-z][a-z0-9_]{0,40}$`)
 
 // Name returns why name does not match ^[a-z][a-z0-9_]{0,40}$, or "".

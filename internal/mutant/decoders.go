@@ -60,7 +60,7 @@ var decoders = []Mutant{
 	{
 		Name:  "null_is_zero",
 		What:  "a message without data is applied as an event of zeros",
-		Edits: []Edit{{File: "eventstore/types.go", Old: "if !d.ownCodec && check.IsNull(r.Data)", New: "if false && check.IsNull(r.Data)"}},
+		Edits: []Edit{{File: "eventstore/types.go", Old: "if !d.OwnCodec && check.IsNull(r.Data)", New: "if false && check.IsNull(r.Data)"}},
 		Tests: []Test{{"./decode", "TestOddMessagesAreReadOrParked"}, {"./eventstore", "TestNullIsNoEventOfFields"}},
 	},
 	{

@@ -209,8 +209,8 @@ var workers = []Mutant{
 		Name: "position_only",
 		What: "the result of a step is found by the number of the call alone",
 		Edits: []Edit{
-			{File: "task/run.go", Old: "	slot := r.task.State[name]\n	before :=", New: "	slot := r.task.State[r.first(func(_ string, s Slot) bool { return s.Call == r.calls })]\n	return slot, nil\n	before :="},
-			{File: "task/run.go", Old: "	if name := r.first(func(name string, s Slot) bool { return s.Call > 0 && !r.asked[name] }); name != \"\" {", New: "	if name := \"\"; name != \"\" {"},
+			{File: "task/run.go", Old: "	slot := r.task.State[name]\n	before :=", New: "	slot := r.task.State[r.first(func(_ string, s provider.Slot) bool { return s.Call == r.calls })]\n	return slot, nil\n	before :="},
+			{File: "task/run.go", Old: "	if name := r.first(func(name string, s provider.Slot) bool { return s.Call > 0 && !r.asked[name] }); name != \"\" {", New: "	if name := \"\"; name != \"\" {"},
 		},
 		Tests: []Test{{"./task", "TestChangedCode"}},
 	},
@@ -219,7 +219,7 @@ var workers = []Mutant{
 		What: "the result of a step is found by its name alone",
 		Edits: []Edit{
 			{File: "task/run.go", Old: "	slot := r.task.State[name]\n	before :=", New: "	slot := r.task.State[name]\n	return slot, nil\n	before :="},
-			{File: "task/run.go", Old: "	if name := r.first(func(name string, s Slot) bool { return s.Call > 0 && !r.asked[name] }); name != \"\" {", New: "	if name := \"\"; name != \"\" {"},
+			{File: "task/run.go", Old: "	if name := r.first(func(name string, s provider.Slot) bool { return s.Call > 0 && !r.asked[name] }); name != \"\" {", New: "	if name := \"\"; name != \"\" {"},
 		},
 		Tests: []Test{{"./task", "TestChangedCode"}},
 		Cells: []string{"task-code"},

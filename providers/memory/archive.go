@@ -24,7 +24,7 @@ func (db *DB) Archive(ctx context.Context, stream string, o eventstore.ArchiveOp
 		if !s.ended(stream) {
 			return eventstore.ErrNotEnded
 		}
-		if err := provider.Passed(stream, s.behind(stream, db.lineage), o); err != nil {
+		if err := provider.Passed(s.behind(stream, db.lineage), o); err != nil {
 			return err
 		}
 		s.snapshots = s.snapshots.drop(stream)

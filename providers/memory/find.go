@@ -8,12 +8,12 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 )
 
-// FindEvent implements eventstore.EventFinder.
+// FindEvent implements provider.EventFinder.
 func (db *DB) FindEvent(ctx context.Context, id string) (eventstore.Appended, error) {
 	return db.committed.Load().find(id, db.lineage), ctx.Err()
 }
 
-// FindEvent implements eventstore.EventFinder. It also finds events that the transaction has appended.
+// FindEvent implements provider.EventFinder. It also finds events that the transaction has appended.
 func (t *Tx) FindEvent(ctx context.Context, id string) (eventstore.Appended, error) {
 	if err := t.usable(ctx); err != nil {
 		return eventstore.Appended{}, fmt.Errorf("find an event: %w", err)

@@ -12,7 +12,7 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// ReadLog implements eventstore.Log.
+// ReadLog implements provider.LogReader.
 func (db *DB) ReadLog(ctx context.Context, from eventstore.From, f eventstore.LogFilter) iter.Seq2[eventstore.Raw, error] {
 	return provider.ReadLog(ctx, db, from, f)
 }
@@ -88,7 +88,7 @@ func (s *state) after(position int64) iter.Seq[eventstore.Raw] {
 }
 
 func selects(f eventstore.LogFilter, e eventstore.Raw) bool {
-	return (f.Categories == nil || slices.Contains(f.Categories, eventstore.Category(e.Stream))) &&
+	return (f.Categories == nil || slices.Contains(f.Categories, provider.Category(e.Stream))) &&
 		(f.Types == nil || slices.Contains(f.Types, e.Type))
 }
 

@@ -191,7 +191,7 @@ func (db *Provider) newAppend(ctx context.Context, q querier, stream string, exp
 		}
 	}
 	a.entries = len(at) > 0
-	a.args = []any{stream, eventstore.Category(stream), int64(n)}
+	a.args = []any{stream, provider.Category(stream), int64(n)}
 	if n == 1 && len(at) <= 1 {
 		a.args = append(a.args, a.ids[0], types[0], schemas[0], data[0], metadata[0], int64(expected))
 		if a.entries {
@@ -305,7 +305,7 @@ func (a *appending) damaged() error {
 	return fmt.Errorf("append to %s: %w: restore the row: insert into %[3]s.streams as s (stream, category, version, ended) "+
 		"select stream, '%[4]s', max(version), bool_or(type = 'kinora.ended') from %[3]s.events where stream = '%[5]s' group by stream "+
 		"on conflict (stream) do update set version = greatest(s.version, excluded.version), ended = excluded.ended", a.stream, eventstore.ErrDamaged,
-		a.db.cfg.Schema, eventstore.Category(a.stream), strings.ReplaceAll(a.stream, "'", "''"))
+		a.db.cfg.Schema, provider.Category(a.stream), strings.ReplaceAll(a.stream, "'", "''"))
 }
 
 const resolveTries = 20

@@ -79,5 +79,5 @@ func (db *Provider) archive(ctx context.Context, tx pgx.Tx, stream string, o eve
 	if err != nil {
 		return 0, err
 	}
-	return deleted, provider.Passed(stream, behind, o)
+	return deleted, provider.Passed(behind, o)
 }

@@ -13,12 +13,12 @@ import (
 
 const findEventSQL = `select stream, version, position from kinora.events where id = $1::uuid`
 
-// FindEvent implements eventstore.EventFinder. An id that is no UUID is that of no event.
+// FindEvent implements provider.EventFinder. An id that is no UUID is that of no event.
 func (db *DB) FindEvent(ctx context.Context, id string) (eventstore.Appended, error) {
 	return db.findEvent(ctx, db.pool, id)
 }
 
-// FindEvent implements eventstore.EventFinder. It also finds events that the transaction has appended.
+// FindEvent implements provider.EventFinder. It also finds events that the transaction has appended.
 func (t *Tx) FindEvent(ctx context.Context, id string) (eventstore.Appended, error) {
 	var at eventstore.Appended
 	err := t.in(ctx, func(q session) (err error) {

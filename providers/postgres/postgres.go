@@ -82,7 +82,7 @@ type Provider struct {
 var (
 	_ eventstore.Store               = (*DB)(nil)
 	_ eventstore.TxStore             = (*Tx)(nil)
-	_ eventstore.Log                 = (*DB)(nil)
+	_ provider.LogReader             = (*DB)(nil)
 	_ provider.Log                   = (*DB)(nil)
 	_ provider.LogWaker              = (*DB)(nil)
 	_ provider.LogCounter            = (*DB)(nil)
@@ -108,8 +108,8 @@ var (
 	_ provider.TaskProvider[*sql.Tx] = (*SQL)(nil)
 	_ eventstore.SnapshotStore       = (*DB)(nil)
 	_ eventstore.SnapshotStore       = (*Tx)(nil)
-	_ eventstore.EventFinder         = (*DB)(nil)
-	_ eventstore.EventFinder         = (*Tx)(nil)
+	_ provider.EventFinder           = (*DB)(nil)
+	_ provider.EventFinder           = (*Tx)(nil)
 )
 
 // Open connects to dsn with a separate pool, which Close closes. An idle connection that does not

@@ -40,8 +40,8 @@ import (
 type Provider[Tx any] interface {
 	eventstore.Store
 	eventstore.SnapshotStore
-	eventstore.EventFinder
-	eventstore.Log
+	provider.EventFinder
+	provider.LogReader
 	provider.Log
 	provider.Outbox
 	outbox.Inspector
@@ -58,7 +58,7 @@ type Provider[Tx any] interface {
 type TxView interface {
 	eventstore.TxStore
 	eventstore.SnapshotStore
-	eventstore.EventFinder
+	provider.EventFinder
 	// Enqueue adds messages to the outbox. They are added if the transaction commits, and only
 	// then.
 	//   - A message whose id is in the outbox for that topic already is ignored.
@@ -188,12 +188,12 @@ func All[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	t.Run("Operations", func(t *testing.T) { Operations(t, open, differences...) })
 }
 
-// EventStore checks eventstore.Store, eventstore.TxStore, eventstore.SnapshotStore, eventstore.EventFinder, and Transact if the fixture has it.
+// EventStore checks eventstore.Store, eventstore.TxStore, eventstore.SnapshotStore, provider.EventFinder, and Transact if the fixture has it.
 func EventStore[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	run(t, open, differences, nil, slices.Concat(appendCases, againCases, readCases, inputCases, txCases, transactCases, snapshotCases, commandCases, streamEndCases, archiveCases))
 }
 
-// Log checks eventstore.Log, provider.Log, provider.LogWaker and provider.LogCounter.
+// Log checks provider.LogReader, provider.Log, provider.LogWaker and provider.LogCounter.
 func Log[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	run(t, open, differences, nil, slices.Concat(logPageCases, readLogCases))
 }

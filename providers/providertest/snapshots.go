@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/provider"
 )
 
 var snapshotCases = []testCase{
@@ -100,7 +101,7 @@ func invalidSnapshot(s *stage) {
 		"NUL":          func(n *eventstore.Snapshot) string { n.EventID = "a\x00"; return "review-1" },
 		"version":      func(n *eventstore.Snapshot) string { n.Version = -1; return "review-1" },
 		"state": func(n *eventstore.Snapshot) string {
-			n.State = make([]byte, eventstore.MaxSnapshot+1)
+			n.State = make([]byte, provider.MaxSnapshotBytes+1)
 			return "review-1"
 		},
 	} {

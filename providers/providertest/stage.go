@@ -42,8 +42,8 @@ type group struct {
 type contracts interface {
 	eventstore.Store
 	eventstore.SnapshotStore
-	eventstore.EventFinder
-	eventstore.Log
+	provider.EventFinder
+	provider.LogReader
 	provider.Log
 	provider.Outbox
 	outbox.Inspector

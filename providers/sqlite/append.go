@@ -172,7 +172,7 @@ values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)`
 
 func (a *appending) writeEvents(ctx context.Context, s session) (at eventstore.Appended, err error) {
 	n := int64(len(a.events))
-	err = one(ctx, s, []any{&at.Version, &a.at}, raiseStream, a.stream, eventstore.Category(a.stream), n, int64(a.expected),
+	err = one(ctx, s, []any{&at.Version, &a.at}, raiseStream, a.stream, provider.Category(a.stream), n, int64(a.expected),
 		a.events[n-1].Type == eventstore.TypeEnded)
 	if errors.Is(err, sql.ErrNoRows) {
 		return at, a.conflict(ctx, s)
@@ -234,7 +234,7 @@ func isVersionTaken(err error) bool {
 func (a *appending) damaged() error {
 	return fmt.Errorf("%w: restore the row: insert into kinora_streams (stream, category, version, ended) select stream, '%s', max(version), max(type = 'kinora.ended') "+
 		"from kinora_events where stream = '%s' group by stream on conflict (stream) do update set version = max(version, excluded.version), ended = excluded.ended",
-		eventstore.ErrDamaged, eventstore.Category(a.stream), strings.ReplaceAll(a.stream, "'", "''"))
+		eventstore.ErrDamaged, provider.Category(a.stream), strings.ReplaceAll(a.stream, "'", "''"))
 }
 
 func (a *appending) writeEntries(ctx context.Context, s session, at eventstore.Appended, log string) error {

@@ -62,7 +62,7 @@ func (s session) archive(ctx context.Context, d *Provider, stream string, o even
 	lineage, _, _ := strings.Cut(log, "/")
 	behind, err := column[string](ctx, s, behindStream, stream, lineage, version)
 	if err == nil {
-		err = provider.Passed(stream, behind, o)
+		err = provider.Passed(behind, o)
 	}
 	if err == nil {
 		_, err = s.exec(ctx, archiveSnapshots, stream)

@@ -12,12 +12,12 @@ import (
 
 const findEvent = `select stream, version, position from kinora_events where id = ?1`
 
-// FindEvent implements eventstore.EventFinder.
+// FindEvent implements provider.EventFinder.
 func (d *DB) FindEvent(ctx context.Context, id string) (eventstore.Appended, error) {
 	return d.findEvent(ctx, d.reads, id)
 }
 
-// FindEvent implements eventstore.EventFinder. It also finds events that the transaction has appended.
+// FindEvent implements provider.EventFinder. It also finds events that the transaction has appended.
 func (t *Tx) FindEvent(ctx context.Context, id string) (eventstore.Appended, error) {
 	return t.db.findEvent(ctx, t.session, id)
 }

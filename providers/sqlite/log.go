@@ -15,7 +15,7 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// ReadLog implements eventstore.Log.
+// ReadLog implements provider.LogReader.
 func (d *DB) ReadLog(ctx context.Context, from eventstore.From, f eventstore.LogFilter) iter.Seq2[eventstore.Raw, error] {
 	return provider.ReadLog(ctx, d, from, f)
 }

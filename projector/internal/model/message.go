@@ -209,7 +209,7 @@ func (p *Projector) LacksDecoder(parked *provider.Parked) bool {
 func (p *Projector) Taken(events []eventstore.Raw, log string) []*Message {
 	msgs := make([]*Message, 0, len(events))
 	for _, raw := range events {
-		if len(p.ByType[raw.Type]) == 0 && !slices.Contains(p.Rules.Categories, eventstore.Category(raw.Stream)) {
+		if len(p.ByType[raw.Type]) == 0 && !slices.Contains(p.Rules.Categories, provider.Category(raw.Stream)) {
 			continue
 		}
 		if m := p.Accept(Logged(raw, log), nil); m != nil {
