@@ -364,7 +364,9 @@ func TestDoctorNamesAPoolerThatLosesStatements(t *testing.T) {
 func TestDoctorNamesClocksThatDiffer(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.start(w.relay(outbox.RelayConfig{Clock: func() time.Time { return time.Now().Add(-time.Hour) }}), w.runner(projector.RunnerConfig{}))
+	w.start(w.relay(outbox.RelayConfig{}), w.runner(projector.RunnerConfig{}))
+	relay := provider.ServiceReport{ID: "1", Kind: "relay", Holder: "h/1", Process: "h/1", Clock: time.Now().Add(-time.Hour)}
+	require.NoError(t, w.db.Report(t.Context(), relay, time.Hour))
 	f := w.finds(provider.DiagnosisLimits{Skew: time.Minute}, provider.FindingClock, "The clock of a relay differs")
 	require.Contains(t, value(f, "clock"), "behind that of the database")
 	require.Contains(t, value(f, "clock"), "0m")

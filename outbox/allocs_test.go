@@ -3,7 +3,6 @@ package outbox
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/internal/pulse"
@@ -18,7 +17,7 @@ func (noPublisher) Close() error                              { return nil }
 // Without an observer, a Publish call allocates its messages and nothing else.
 // Promise: G13.2
 func TestAnObserverThatIsOffAllocatesNothing(t *testing.T) {
-	r := &Relay{pub: noPublisher{}, cfg: RelayConfig{Clock: time.Now}, pulse: new(pulse.Loop)}
+	r := &Relay{pub: noPublisher{}, pulse: new(pulse.Loop)}
 	b := &batch{Relay: r}
 	var call []*item
 	for n := range 10 {

@@ -72,7 +72,7 @@ func (r *Relay) hold(ctx context.Context, m provider.EntryMaintainer) error {
 // turn is the lease of the relay that deletes entries.
 func (r *Relay) turn() sweep.Turn {
 	leases, _ := r.store.(claim.Leases)
-	return sweep.Turn{Leases: leases, Name: "prune-entries", Holder: r.cfg.Holder, Clock: r.cfg.Clock}
+	return sweep.Turn{Leases: leases, Name: "prune-entries", Holder: r.cfg.Holder, Clock: clock}
 }
 
 // Prune deletes entries that were published or skipped longer ago than keep says, some thousand

@@ -150,7 +150,7 @@ func (b *batch) publish() {
 // releasePaused releases the items of topics that were paused after the claim, and returns the
 // others.
 func (b *batch) releasePaused(items []*item) []*item {
-	now := b.cfg.Clock()
+	now := clock()
 	var others, paused []*item
 	for _, it := range items {
 		if it.run.breaker.paused(now) {
@@ -303,11 +303,11 @@ func (b *batch) publishCall(call []*item) error {
 			ended = end
 		}
 	}
-	b.pulse.Within(b.cfg.Clock(), 0)
+	b.pulse.Within(clock(), 0)
 	crash.Point("publish: before")
 	err := b.pub.Publish(call[0].Topic, messages...)
 	crash.Point("publish: after")
-	b.pulse.Within(b.cfg.Clock(), storeLimit)
+	b.pulse.Within(clock(), storeLimit)
 	ended(err)
 	if report != nil {
 		report(call[0].Topic, len(call), b.since(begin), err)
@@ -319,7 +319,7 @@ func (b *batch) publishCall(call []*item) error {
 func (b *batch) failureMarks() []Mark {
 	var marks []Mark
 	for topic, k := range b.breakers {
-		v := k.end(b.cfg.Clock())
+		v := k.end(clock())
 		switch {
 		case len(v.failed) == 0:
 		case v.outage > 0:
@@ -397,7 +397,7 @@ func (b *batch) mark(marks []Mark) {
 		return
 	}
 	for pause := retryMin; ; pause = min(2*pause, retryMax) {
-		b.pulse.Within(b.cfg.Clock(), storeLimit)
+		b.pulse.Within(clock(), storeLimit)
 		late, err := b.markOnce(marks)
 		if err == nil {
 			b.forget(marks)

@@ -61,7 +61,7 @@ func NewRelay(s provider.Outbox, p message.Publisher, cfg *RelayConfig) (*Relay,
 	r.query = provider.EntryQuery{
 		Topics: r.cfg.Topics, Attempts: r.cfg.Backoff.Attempts, Unordered: r.cfg.Unordered, Bytes: r.cfg.Bytes,
 	}
-	r.presence = presence.New(s, r.cfg.Clock, func(err error) { r.log.Warn("relay not reported", "class", errclass.Of(err)) }, r.report)
+	r.presence = presence.New(s, clock, func(err error) { r.log.Warn("relay not reported", "class", errclass.Of(err)) }, r.report)
 	return r, nil
 }
 
@@ -85,7 +85,7 @@ func (r *Relay) Running() <-chan struct{} { return r.running }
 // Late returns the relay's loop, by its name, and for how long it has not moved although it should
 // have: zero if it moves. A Publish call counts from its beginning. A Run that has returned an error
 // counts from its end. See kinora.Healthy.
-func (r *Relay) Late() map[string]time.Duration { return r.loops.Late(r.cfg.Clock()) }
+func (r *Relay) Late() map[string]time.Duration { return r.loops.Late(clock()) }
 
 // Run publishes entries until ctx ends. Then it claims no more, finishes the Publish call in
 // flight, releases the entries that it has not started, and returns nil.
@@ -116,7 +116,7 @@ func (r *Relay) Run(ctx context.Context) (err error) {
 	// The end of ctx must not interrupt claims and marks. hard ends only after the drain.
 	hard, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	defer func() { r.loops.End(r.cfg.Clock(), "relay", err) }()
+	defer func() { r.loops.End(clock(), "relay", err) }()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -152,7 +152,7 @@ const (
 
 // loop claims and publishes until ctx ends. The scanner decides which entries to scan, and when.
 func (r *Relay) loop(ctx, hard context.Context) {
-	scans := newScanner(r.cfg.Clock(), r.cfg.Poll)
+	scans := newScanner(clock(), r.cfg.Poll)
 	retry := retryMin
 	// The hint is requested before the first scan that finds nothing, so that no entry is missed.
 	var hint <-chan struct{}
@@ -160,7 +160,7 @@ func (r *Relay) loop(ctx, hard context.Context) {
 		if w, ok := r.store.(provider.Waker); ok && hint == nil {
 			hint = w.Enqueued()
 		}
-		now := r.cfg.Clock()
+		now := clock()
 		r.pulse.Within(now, r.cfg.Poll+storeLimit)
 		at, pause := scans.next(now)
 		if at == noScan {
@@ -197,11 +197,11 @@ func (r *Relay) scan(ctx, hard context.Context, scans *scanner, at scan, begin t
 	if b != nil {
 		n, suspect = len(b.items), b.items[0].Suspect
 	}
-	scans.scanned(begin, r.cfg.Clock(), n, limit)
+	scans.scanned(begin, clock(), n, limit)
 	for b != nil {
 		scans.claimed(b.last())
 		var ahead func() (*batch, error)
-		if now := r.cfg.Clock(); scans.mayClaimAhead(now) {
+		if now := clock(); scans.mayClaimAhead(now) {
 			ahead = r.fetchAhead(ctx, hard, b, now)
 		}
 		b.publish()
@@ -211,7 +211,7 @@ func (r *Relay) scan(ctx, hard context.Context, scans *scanner, at scan, begin t
 		}
 	}
 	if err == nil {
-		scans.handled(r.cfg.Clock(), n > 0, suspect)
+		scans.handled(clock(), n > 0, suspect)
 	}
 	return n > 0, err
 }
@@ -300,13 +300,16 @@ func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
 	return false
 }
 
-// since returns the time since begin on the relay's clock.
-func (r *Relay) since(begin time.Time) time.Duration { return r.cfg.Clock().Sub(begin) }
+// clock schedules scans and measures durations, as this process sees them.
+func clock() time.Time { return time.Now() } //nolint:forbidigo // not compared with the store's times
 
-// begin returns the time on the relay's clock if the call is observed, else the zero time.
+// since returns the time since begin.
+func (r *Relay) since(begin time.Time) time.Duration { return clock().Sub(begin) }
+
+// begin returns the time if the call is observed, else the zero time.
 func (r *Relay) begin(observed bool) (begin time.Time) {
 	if observed {
-		begin = r.cfg.Clock()
+		begin = clock()
 	}
 	return begin
 }

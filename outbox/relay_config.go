@@ -41,10 +41,9 @@ type RelayConfig struct {
 	// process.
 	Holder string
 
-	Logger    *slog.Logger     // nil means slog.Default()
-	LogErrors bool             // also log the texts of publish errors, which may contain user data
-	Observer  RelayObserver    // receives what the relay does
-	Clock     func() time.Time // schedules scans and measures durations; nil means time.Now
+	Logger    *slog.Logger  // nil means slog.Default()
+	LogErrors bool          // also log the texts of publish errors, which may contain user data
+	Observer  RelayObserver // receives what the relay does
 }
 
 func (c *RelayConfig) validate() error {
@@ -91,9 +90,6 @@ func (c *RelayConfig) validate() error {
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
-	}
-	if c.Clock == nil {
-		c.Clock = time.Now //nolint:forbidigo // durations of calls, as this process sees them
 	}
 	return nil
 }

@@ -35,8 +35,7 @@ type Generation struct {
 	Left           time.Duration    // the estimated time until it has caught up; zero if it is not known
 	Behind         int64            // the number of events that the live generation has applied and it has not
 	Seen           map[string][]int // the schema versions of the events of each type that it has applied
-	CreatedAt      time.Time        // on the store's clock
-	ChangedAt      time.Time        // when State changed last
+	ChangedAt      time.Time        // when State changed last, on the store's clock
 }
 
 // Generations returns the generations of p, the oldest first. Retired ones whose rows and tables are
@@ -97,7 +96,7 @@ func shownOf(g *generation.Row) Generation {
 	return Generation{
 		Projector: g.Projector, Number: g.Generation, State: string(g.State), How: RebuildHow(g.How), Decision: Decision{By: g.By, Reason: g.Reason},
 		Oldest: g.Oldest, Newest: g.Newest, Paused: g.Paused, CaughtUp: g.Done, Failed: g.Failed,
-		Applied: g.Applied, Total: g.Total, PerSecond: g.PerSecond, Seen: g.Seen, ChangedAt: g.Changed, CreatedAt: g.Created,
+		Applied: g.Applied, Total: g.Total, PerSecond: g.PerSecond, Seen: g.Seen, ChangedAt: g.Changed,
 	}
 }
 

@@ -139,7 +139,7 @@ func TestRunnerWithoutHealthReportRecordsEveryMessage(t *testing.T) {
 // error has.
 func TestMessageThatCannotBeRecordedDoesNotRun(t *testing.T) {
 	t.Parallel()
-	for _, class := range []projector.Class{projector.ClassUnknown, projector.ClassTransient, projector.ClassPermanent, projector.ClassShutdown} {
+	for _, class := range []projector.Class{projector.ClassUnknown, projector.ClassTransient, projector.ClassPermanent, provider.ClassShutdown} {
 		t.Run(class.String(), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {

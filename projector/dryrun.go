@@ -14,15 +14,11 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Change is a row that a dry run inserted (no Before), updated, or deleted (no After): its Table,
-// and the row before and after as JSON objects of its columns.
-type Change = provider.Change
-
 // DryRun is the result of a dry run: what a replay would do.
 type DryRun struct {
-	Messages int              // number of messages that would be applied
-	Changes  []Change         // of the read model, ordered by table and key
-	Output   []outbox.Message // messages that handlers would send
+	Messages int               // number of messages that would be applied
+	Changes  []provider.Change // of the read model, ordered by table and key
+	Output   []outbox.Message  // messages that handlers would send
 	Failures []DryRunFailure
 	Waiting  int // number of messages that would wait behind one that fails or was not selected
 }
@@ -95,7 +91,7 @@ func (r *Runner) dryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {
 		}
 	}
 	for len(msgs) > 0 {
-		done, err := d.try(ctx, msgs, func(changes []Change) { d.result.Changes = d.named(changes) })
+		done, err := d.try(ctx, msgs, func(changes []provider.Change) { d.result.Changes = d.named(changes) })
 		if err == nil {
 			d.add(done)
 			break
@@ -128,7 +124,7 @@ func (d *dry) fails(m *model.Message, err error) {
 	d.result.Failures = append(d.result.Failures, DryRunFailure{*m.Parked, err})
 }
 
-func (d *dry) try(ctx context.Context, msgs []*model.Message, changes func([]Change)) (*unit.Done, error) {
+func (d *dry) try(ctx context.Context, msgs []*model.Message, changes func([]provider.Change)) (*unit.Done, error) {
 	u := d.Of(d.g.Build, d.g.Suffix, msgs)
 	u.Intent.DryRun = changes
 	return d.Run(ctx, u)
@@ -150,7 +146,7 @@ func (d *dry) add(done *unit.Done) {
 }
 
 // named gives changes the names of Options.Tables.
-func (d *dry) named(changes []Change) []Change {
+func (d *dry) named(changes []provider.Change) []provider.Change {
 	for i, c := range changes {
 		if name, ok := strings.CutSuffix(c.Table, d.g.Suffix); ok && slices.Contains(d.Projector.Tables, name) {
 			changes[i].Table = name
@@ -165,7 +161,7 @@ func (d *dry) named(changes []Change) []Change {
 // failure is not that of a message.
 func (d *dry) firstFailure(ctx context.Context, msgs []*model.Message, err error) (int, error) {
 	for n := 1; n <= len(msgs); n++ {
-		_, again := d.try(ctx, msgs[:n], func([]Change) {})
+		_, again := d.try(ctx, msgs[:n], func([]provider.Change) {})
 		if provider.ClassOf(again) == ClassPermanent {
 			return n - 1, again
 		} else if again != nil {

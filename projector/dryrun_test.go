@@ -26,8 +26,8 @@ func failures(d *projector.DryRun) (text []string) {
 }
 
 // change returns a row of table "a" that a dry run inserted.
-func change(row string) projector.Change {
-	return projector.Change{Table: "a", After: json.RawMessage(row)}
+func change(row string) provider.Change {
+	return provider.Change{Table: "a", After: json.RawMessage(row)}
 }
 
 // Promise: G6.14
@@ -45,7 +45,7 @@ func TestDryRunShowsReplayAndWritesNothing(t *testing.T) {
 		require.Equal(t, 3, got.Messages)
 		require.Equal(t, 2, got.Waiting)
 		require.Equal(t, []string{"y-1: permanent: never"}, failures(got))
-		require.Equal(t, []projector.Change{change(`{"key":"x","value":[1,2,3]}`)}, got.Changes)
+		require.Equal(t, []provider.Change{change(`{"key":"x","value":[1,2,3]}`)}, got.Changes)
 		require.Equal(t, before, parked(t, db), "it counts no attempt and decides nothing")
 		require.Empty(t, noted(db, "a", "x"))
 
@@ -145,7 +145,7 @@ func TestDryRunSurvivesBadHandlers(t *testing.T) {
 			"x-1: unknown (goexit): the handler called runtime.Goexit",
 			"y-1: permanent (stuck): the handler did not return after its timeout, and may still run",
 		}, failures(got))
-		require.Equal(t, []projector.Change{change(`{"key":"z","value":[1,2,3]}`)}, got.Changes)
+		require.Equal(t, []provider.Change{change(`{"key":"z","value":[1,2,3]}`)}, got.Changes)
 	})
 }
 

@@ -53,7 +53,7 @@ func erased[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx]) *model
 func (p *Projector[Tx]) rules(r *Runner) model.Rules {
 	return model.Rules{
 		From: p.opts.From, Markers: p.opts.Markers, BrokerOnly: p.opts.BrokerOnly, Ordered: p.opts.Ordered,
-		Alone: p.opts.Parking == ParkMessage, Halts: p.opts.Parking == Halt, SkipUnknown: p.opts.Unknown == SkipUnknown,
+		Alone: p.opts.Parking == ParkMessage, Halts: p.opts.Parking == Halt, SkipUnknown: p.opts.SkipUnknown,
 		Segments: p.opts.Segments, OnChange: generation.How(p.opts.RebuildOnChange),
 		Categories: r.src.categories, Decodes: r.cfg.Decode != nil, OnlyLog: r.src.log != nil,
 	}

@@ -10,7 +10,7 @@ import (
 // Class says how a runner treats an error.
 type Class = provider.Class
 
-// The classes of errors.
+// The classes that handlers and RunnerConfig.Classify choose from. Others: go doc provider.Class.
 const (
 	// ClassUnknown: counted, and tried again with a backoff; stuck after the last attempt. Errors
 	// of handlers have this class unless they say otherwise.
@@ -20,14 +20,6 @@ const (
 	ClassTransient = provider.ClassTransient
 	// ClassPermanent: no retry can help. The message is stuck at once.
 	ClassPermanent = provider.ClassPermanent
-	// ClassShutdown: the runner stops. The message is not acked, so the broker redelivers it.
-	ClassShutdown = provider.ClassShutdown
-	// ClassAmbiguous: the reply to COMMIT was lost. The unit runs again, and skips the messages
-	// whose markers were committed.
-	ClassAmbiguous = provider.ClassAmbiguous
-	// ClassHeld is not an error: the message is parked only because it waits behind an earlier
-	// one of its key.
-	ClassHeld = provider.ClassHeld
 )
 
 // Error is an error with a Class, a Code (such as a SQLSTATE; may be empty) and the cause Err. A

@@ -157,7 +157,7 @@ func TestNilErrors(t *testing.T) {
 // another.
 func TestHandlerCannotChooseReservedClasses(t *testing.T) {
 	t.Parallel()
-	for _, class := range []projector.Class{projector.ClassShutdown, projector.ClassHeld, projector.ClassUnknown, -1, 42} {
+	for _, class := range []projector.Class{provider.ClassShutdown, provider.ClassHeld, projector.ClassUnknown, -1, 42} {
 		for _, classify := range []bool{false, true} {
 			t.Run(fmt.Sprint(int(class), " classify ", classify), func(t *testing.T) {
 				t.Parallel()

@@ -152,7 +152,7 @@ func TestMiddlewareAfterAnAmbiguousCommit(t *testing.T) {
 					}
 					return c, err
 				})
-				return &projector.Error{Class: projector.ClassAmbiguous, Code: "commit", Err: err}
+				return &projector.Error{Class: provider.ClassAmbiguous, Code: "commit", Err: err}
 			}
 			calls := 0
 			handle := withMarker(t, store, func(m *message.Message) ([]*message.Message, error) {
@@ -160,7 +160,7 @@ func TestMiddlewareAfterAnAmbiguousCommit(t *testing.T) {
 				bump(m)
 				return nil, nil
 			})
-			requireClass(t, projector.ClassAmbiguous, handle(message.NewMessage("m-1", nil)))
+			requireClass(t, provider.ClassAmbiguous, handle(message.NewMessage("m-1", nil)))
 			require.NoError(t, handle(message.NewMessage("m-1", nil)))
 			require.Equal(t, 1, total(db, "totals"))
 			require.Equal(t, map[bool]int{true: 1, false: 2}[committed], calls)

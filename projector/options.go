@@ -43,9 +43,10 @@ type Options struct {
 	Tables []string
 	// Parking is what happens to the messages behind a parked one.
 	Parking Parking
-	// Unknown is what happens to a message of an unregistered type. A message of a registered
-	// type without a handler is skipped.
-	Unknown Unknown
+	// SkipUnknown acks a message of an unregistered type, and stores nothing. Otherwise it is parked, and
+	// applied once a runner has the type, so a producer may be deployed first. A message of a registered
+	// type without a handler is always skipped.
+	SkipUnknown bool
 }
 
 // Parking is what happens to the messages behind one that cannot be applied.
@@ -62,15 +63,4 @@ const (
 	// and no runner starts until the message is replayed or skipped. This stops all projectors of
 	// the runner: use a separate runner for this one.
 	Halt
-)
-
-// Unknown is what happens to a message of an unregistered type.
-type Unknown int
-
-const (
-	// ParkUnknown: it is parked, and applied once a runner has the type. So a producer may be
-	// deployed first.
-	ParkUnknown Unknown = iota
-	// SkipUnknown: it is acked and not stored.
-	SkipUnknown
 )

@@ -235,7 +235,7 @@ func TestUnhandleableMessageWaitsForItsTurn(t *testing.T) {
 func TestUnhandledTypesAreSkipped(t *testing.T) {
 	t.Parallel()
 	db, f := newDB(t), make(subscription)
-	stop := run(t, db, f, projector.RunnerConfig{}, define(projector.Options{Unknown: projector.SkipUnknown}, add))
+	stop := run(t, db, f, projector.RunnerConfig{}, define(projector.Options{SkipUnknown: true}, add))
 	f.deliver(t, msg("1", "unhandled", `{}`), msg("2", "who knows", `{}`))
 	require.NoError(t, stop())
 	require.Empty(t, parked(t, db))

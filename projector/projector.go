@@ -88,9 +88,8 @@ func (p *Projector[Tx]) full(h Handler[Tx]) provider.Handler {
 // check returns all errors of the definition.
 func (p *Projector[Tx]) check(keeps provider.Keeps) error {
 	errs := []error{p.types.Err()}
-	if p.opts.Parking < ParkKey || p.opts.Parking > Halt || p.opts.Unknown < ParkUnknown || p.opts.Unknown > SkipUnknown {
-		errs = append(errs, fmt.Errorf("options.Parking is %d and options.Unknown is %d: use the constants of their types",
-			p.opts.Parking, p.opts.Unknown))
+	if p.opts.Parking < ParkKey || p.opts.Parking > Halt {
+		errs = append(errs, fmt.Errorf("options.Parking is %d: use a constant of its type", p.opts.Parking))
 	}
 	if err := provider.CheckFrom(p.opts.From); err != nil {
 		errs = append(errs, fmt.Errorf("options.From: %w", err))

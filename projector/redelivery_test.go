@@ -164,7 +164,7 @@ func TestMarkersDecideAfterALostReply(t *testing.T) {
 					if committed {
 						require.NoError(t, db.Do(ctx, u, run))
 					}
-					return &projector.Error{Class: projector.ClassAmbiguous, Err: errors.New("reply lost")}
+					return &projector.Error{Class: provider.ClassAmbiguous, Err: errors.New("reply lost")}
 				}
 				stop := run(t, store, f, projector.RunnerConfig{}, define(marked, add))
 				f.deliver(t, msg("1", "posted", `{"Stars":5}`))
@@ -193,7 +193,7 @@ func TestParkedRowDecidesAfterALostReply(t *testing.T) {
 					err := db.Do(ctx, u, run)
 					if id := u.Messages[0].ID; err == nil && u.Messages[0].Parked != nil && !lost[id] {
 						lost[id] = true
-						return &projector.Error{Class: projector.ClassAmbiguous, Err: errors.New("reply lost")}
+						return &projector.Error{Class: provider.ClassAmbiguous, Err: errors.New("reply lost")}
 					}
 					return err
 				}

@@ -212,7 +212,7 @@ func TestMessageThatFailsAgainStaysParked(t *testing.T) {
 func TestReplayContinuesAfterAShutdownError(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		says := &projector.Error{Class: projector.ClassShutdown, Err: context.Canceled}
+		says := &projector.Error{Class: provider.ClassShutdown, Err: context.Canceled}
 		db := newDB(t)
 		bad := newFaults(map[string]error{"x-1": says, "y-1": says})
 		parkFirst(t, db, bad, "x", "y")

@@ -25,7 +25,7 @@ func parks(db unit) (store *faulty, list func() []string) {
 		return db.Do(ctx, u, func(ctx context.Context, tx txn, found provider.Found) (provider.Closing, error) {
 			c, err := run(ctx, tx, found)
 			for _, a := range c.Park {
-				if a.Parked.Class != projector.ClassHeld {
+				if a.Parked.Class != provider.ClassHeld {
 					seen = append(seen, fmt.Sprint(a.Parked.Attempts, " ", a.After))
 				}
 			}

@@ -9,6 +9,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/projector/internal/deliver"
 	"github.com/kinora-go/kinora/projector/internal/model"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // Handle applies m as a delivery of a subscription, and returns nil after the commit: every projector
@@ -104,7 +105,7 @@ func (r *Runner) awaitRunning(ctx context.Context) error {
 const stoppedPause = time.Second
 
 func notTaken(ctx context.Context) error {
-	return &Error{Class: ClassShutdown, Err: fmt.Errorf("runner: the message was not taken: %w", ctx.Err())}
+	return &Error{Class: provider.ClassShutdown, Err: fmt.Errorf("runner: the message was not taken: %w", ctx.Err())}
 }
 
-var errStopped = &Error{Class: ClassShutdown, Err: errors.New("runner: it has stopped: stop the router before the runner")}
+var errStopped = &Error{Class: provider.ClassShutdown, Err: errors.New("runner: it has stopped: stop the router before the runner")}

@@ -126,14 +126,14 @@ func TestHandleWaitsForTheStart(t *testing.T) {
 		m := keyed("k", 2)
 		m.SetContext(ended)
 		err := never.Handle(m)
-		requireClass(t, projector.ClassShutdown, err)
+		requireClass(t, provider.ClassShutdown, err)
 		require.ErrorIs(t, err, context.Canceled)
 
 		unready := newRunner(t, unready{db}, projector.FromRouter(), projector.RunnerConfig{}, define(delivered, note("a")))
 		result = handleAll(unready, keyed("k", 2))
 		synctest.Wait()
 		require.ErrorContains(t, unready.Run(t.Context()), "not migrated")
-		requireClass(t, projector.ClassShutdown, <-result)
+		requireClass(t, provider.ClassShutdown, <-result)
 
 		subscribed := newRunner(t, db, projector.Subscribe(make(subscription), "review"), projector.RunnerConfig{}, define(delivered, note("a")))
 		requireClass(t, projector.ClassPermanent, subscribed.Handle(keyed("k", 2)))
@@ -158,7 +158,7 @@ func TestHandleOfACanceledMessage(t *testing.T) {
 			synctest.Wait()
 		}
 		cancel()
-		requireClass(t, projector.ClassShutdown, <-results[2])
+		requireClass(t, provider.ClassShutdown, <-results[2])
 		synctest.Wait()
 		require.Empty(t, results[0])
 		close(proceed)
@@ -196,10 +196,10 @@ func TestHandleWhileTheRunnerStops(t *testing.T) {
 		require.NoError(t, <-done)
 		require.NoError(t, <-results[0])
 		for _, result := range results[1:] {
-			requireClass(t, projector.ClassShutdown, <-result)
+			requireClass(t, provider.ClassShutdown, <-result)
 		}
 		began := time.Now()
-		requireClass(t, projector.ClassShutdown, r.Handle(keyed("k", 21)))
+		requireClass(t, provider.ClassShutdown, r.Handle(keyed("k", 21)))
 		require.Equal(t, time.Second, time.Since(began), "redeliveries are not a busy loop")
 		require.Equal(t, upTo(1), noted(db, "a", "k"))
 	})

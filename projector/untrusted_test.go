@@ -212,7 +212,7 @@ func TestForgedMessageThatNoHandlerTakesIsSkipped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db, f := newDB(t), make(subscription)
 		opts := delivered
-		opts.Unknown = projector.SkipUnknown
+		opts.SkipUnknown = true
 		stop := run(t, db, f, projector.RunnerConfig{Untrusted: true}, define(opts, note("a")))
 		f.deliver(t, msg("1", "unhandled", `{}`), msg("2", "unregistered", `{}`))
 		require.Empty(t, parked(t, db))

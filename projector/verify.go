@@ -27,16 +27,12 @@ type Verification struct {
 
 // Verified is the result of Verify.
 type Verified struct {
-	Position    int64        // the checkpoint of the live read model at which both were compared
-	Events      int64        // that were applied to the new tables
-	Parked      int          // messages that failed there; their effects may be differences
-	Differences []Difference // ordered by table, with its name in Options.Tables, and key
-	Repaired    []Difference // differences that still existed, and were repaired
+	Position    int64                 // the checkpoint of the live read model at which both were compared
+	Events      int64                 // that were applied to the new tables
+	Parked      int                   // messages that failed there; their effects may be differences
+	Differences []provider.Difference // ordered by table, with its name in Options.Tables, and key
+	Repaired    []provider.Difference // differences that still existed, and were repaired
 }
-
-// Difference is a row of a read model that is missing (no Got), extra (no Want) or different: its
-// Table and Key, and the columns as they should be (Want) and as they are (Got), as JSON objects.
-type Difference = provider.Difference
 
 // Verify applies the events of the log to new tables, and compares the live tables with them, as of
 // one moment. It requires no running service, and may run next to one: events that are applied
@@ -147,7 +143,7 @@ func (r *Runner) compare(ctx context.Context, f *feed.Feeder, v Verification) (*
 	defer reader.Applier.Worker.Close()
 	switcher := &rebuild.Switcher{Reader: reader}
 	result := &Verified{}
-	c := provider.Comparison{Ignore: v.Ignore, Limit: v.Limit, Found: func(d []Difference) { result.Differences = d }}
+	c := provider.Comparison{Ignore: v.Ignore, Limit: v.Limit, Found: func(d []provider.Difference) { result.Differences = d }}
 	var last int
 	if result.Position, last, err = switcher.Compare(ctx, g, provider.Switch{Snapshot: true, Compare: &c}); err != nil {
 		return nil, err
@@ -160,7 +156,7 @@ func (r *Runner) compare(ctx context.Context, f *feed.Feeder, v Verification) (*
 	if result.Parked = len(rows); len(result.Differences) == 0 || v.Repair == (Decision{}) {
 		return result, nil
 	}
-	c.Repair, c.Only, c.Found = true, result.Differences, func(d []Difference) { result.Repaired = d }
+	c.Repair, c.Only, c.Found = true, result.Differences, func(d []provider.Difference) { result.Repaired = d }
 	if _, _, err = switcher.Compare(ctx, g, provider.Switch{Compare: &c}); err != nil {
 		return nil, err
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // verifyCmd compares the read model with the events.
@@ -90,7 +91,7 @@ func (c *verifyCmd) verify(ctx context.Context, db serviceStore) error {
 }
 
 // differenceText returns a line: the table, the key, and the columns that differ.
-func differenceText(d projector.Difference) (string, error) {
+func differenceText(d provider.Difference) (string, error) {
 	key, err := objectOf(d.Key)
 	if err != nil {
 		return "", err

@@ -22,7 +22,7 @@ var observers = []Mutant{
 	{
 		Name:  "publish_unwatched",
 		What:  "a Publish call that does not return is not late",
-		Edits: []Edit{{File: "outbox/publish.go", Old: "b.pulse.Within(b.cfg.Clock(), 0)", New: "b.pulse.Rest()"}},
+		Edits: []Edit{{File: "outbox/publish.go", Old: "b.pulse.Within(clock(), 0)", New: "b.pulse.Rest()"}},
 		Tests: []Test{{".", "TestHealthyWhileARelayPublishes"}},
 	},
 	{

@@ -21,6 +21,7 @@ import (
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/stretchr/testify/require"
 )
 
@@ -71,7 +72,7 @@ func runnerInARouter[Tx any](t *testing.T, d *database[Tx]) {
 	in := gochannel.NewGoChannel(gochannel.Config{BlockPublishUntilSubscriberAck: true}, watermill.NopLogger{})
 	poison, err := middleware.PoisonQueueWithFilter(nil, "poison", func(err error) bool {
 		class := projector.ClassOf(err)
-		return class != projector.ClassTransient && class != projector.ClassShutdown
+		return class != projector.ClassTransient && class != provider.ClassShutdown
 	})
 	require.NoError(t, err)
 	retry := middleware.Retry{MaxRetries: 2, InitialInterval: time.Millisecond}

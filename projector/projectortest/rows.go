@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Cursor has the rows of a query: *sql.Rows or pgx.Rows.
-type Cursor interface {
+// cursor has the rows of a query: *sql.Rows or pgx.Rows.
+type cursor interface {
 	Next() bool
 	Scan(dest ...any) error
 	Err() error
@@ -23,7 +23,7 @@ type Cursor interface {
 //
 // The query should have an order. A null is "NULL", a time is in RFC 3339 and UTC, and bytes are hexadecimal
 // unless they are text.
-func Rows[C Cursor](ctx context.Context, query func(context.Context, string, ...any) (C, error), text string, args ...any) ([]string, error) {
+func Rows[C cursor](ctx context.Context, query func(context.Context, string, ...any) (C, error), text string, args ...any) ([]string, error) {
 	rows, err := query(ctx, text, args...)
 	if err != nil {
 		return nil, err
@@ -54,7 +54,7 @@ func closeRows(rows any) {
 }
 
 // valuesOf returns the columns of the current row.
-func valuesOf(rows Cursor) ([]any, error) {
+func valuesOf(rows cursor) ([]any, error) {
 	if r, ok := rows.(interface{ Values() ([]any, error) }); ok { // pgx.Rows
 		return r.Values()
 	}

@@ -414,7 +414,7 @@ func TestAnOutageParksNothing(t *testing.T) {
 		Concurrency: 4, Logger: slog.New(slog.NewTextHandler(&logged, nil)), Timeout: patience.Limit(),
 		Observer: projector.RunnerObserver{Retried: func(_ string, class projector.Class, _ time.Duration) {
 			retried.Add(1)
-			if class != projector.ClassTransient && class != projector.ClassAmbiguous {
+			if class != projector.ClassTransient && class != provider.ClassAmbiguous {
 				t.Errorf("an outage has class %s", class)
 			}
 		}},

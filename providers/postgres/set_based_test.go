@@ -97,6 +97,6 @@ func setBased[Tx any](t *testing.T, of func(*postgres.DB) provider.Units[Tx], ap
 	require.NoError(t, err)
 	require.Len(t, rows, 2)
 	require.Equal(t, "23514", rows[0].Code)
-	require.Equal(t, projector.ClassHeld, rows[1].Class)
+	require.Equal(t, provider.ClassHeld, rows[1].Class)
 	require.Less(t, calls.Load(), int64(60))
 }

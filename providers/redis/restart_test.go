@@ -43,7 +43,7 @@ func TestAKilledAndRestartedServer(t *testing.T) {
 			cfg := projector.RunnerConfig{Concurrency: 4, Observer: projector.RunnerObserver{
 				Retried: func(string, projector.Class, time.Duration) { retried.Add(1) },
 				Unit: func(_ string, messages int, _ time.Duration, err error) {
-					if provider.ClassOf(err) == projector.ClassAmbiguous {
+					if provider.ClassOf(err) == provider.ClassAmbiguous {
 						ambiguous.Add(int64(messages))
 					}
 				},

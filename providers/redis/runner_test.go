@@ -203,7 +203,7 @@ func TestPoisonIsParkedInTheSecondStore(t *testing.T) {
 	held := parked(t, db, projector.ParkedFilter{Key: poison.Key})[1:]
 	for i, row := range held {
 		require.Equal(t, behind[i], row.MessageID)
-		require.Equal(t, projector.ClassHeld, row.Class)
+		require.Equal(t, provider.ClassHeld, row.Class)
 	}
 	require.Len(t, held, len(behind))
 	require.Equal(t, idsOf(list[:2], poison.Key), append([]string{}, s.appended(t, poison.Key)...))

@@ -215,7 +215,7 @@ func TestALostReplyOfAScriptDoublesNothing(t *testing.T) {
 				cfg.Retry.Base, cfg.Retry.Max = time.Millisecond, 20*time.Millisecond
 				var ambiguous atomic.Int64
 				cfg.Observer.Retried = func(_ string, class projector.Class, _ time.Duration) {
-					if class == projector.ClassAmbiguous {
+					if class == provider.ClassAmbiguous {
 						ambiguous.Add(1)
 					}
 				}

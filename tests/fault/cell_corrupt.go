@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 )
 
@@ -114,7 +115,7 @@ func (r *run) skipCorrupt(db *postgres.DB) {
 	r.must(err)
 	var seqs []int64
 	for _, p := range list {
-		if p.Class == projector.ClassHeld {
+		if p.Class == provider.ClassHeld {
 			continue
 		}
 		if p.MessageID != "" && !strings.HasPrefix(p.MessageID, "corrupt-") {

@@ -177,7 +177,7 @@ func (r *run) isolated() {
 			continue
 		case !ok || p.Projector != exactName:
 			r.fail("%s of %s is also parked: %s, %s %s, attempts %d, %s", p.MessageID, p.Key, p.State, p.Class, p.Code, p.Attempts, p.Projector)
-		case p.Class == projector.ClassHeld:
+		case p.Class == provider.ClassHeld:
 			continue
 		case !r.suite.short && (!slices.Contains(kind.codes, p.Code) || starts[p.MessageID] > most) || p.State != projector.StateStuck ||
 			p.Attempts != poisonTries && p.Code != "stuck":

@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 )
 
@@ -313,7 +314,7 @@ func (r *run) judgePoisons(h history, attempts int) {
 	for _, p := range list {
 		found[p.Projector+" "+p.Key]++
 		switch {
-		case p.Class == projector.ClassHeld:
+		case p.Class == provider.ClassHeld:
 		case p.State != projector.StateStuck || p.Attempts != attempts:
 			r.fail("%s of %s is %s as %s %q after %d attempts, want %d", p.MessageID, p.Projector, p.State, p.Class, p.Code, p.Attempts, attempts)
 		default:

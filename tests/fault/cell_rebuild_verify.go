@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 )
 
 var rebuildVerifyCell = &cell{
@@ -98,7 +99,7 @@ func (r *run) killNow(ps []*process, least, most time.Duration) (stop func()) {
 	return func() { cancel(); <-done }
 }
 
-func (r *run) isEmpty(name, what string, found []projector.Difference) {
+func (r *run) isEmpty(name, what string, found []provider.Difference) {
 	if len(found) > 0 {
 		r.fail("lost 0, doubled 0, phantom %d, misordered 0: differences of %s %s, such as %s %s: %s, want %s",
 			len(found), name, what, found[0].Table, found[0].Key, found[0].Got, found[0].Want)
@@ -153,7 +154,7 @@ func (r *run) changeRows(name string) map[string]rowChange {
 }
 
 // compareRows compares differences with the changed rows.
-func (r *run) compareRows(name, what string, want map[string]rowChange, found []projector.Difference) {
+func (r *run) compareRows(name, what string, want map[string]rowChange, found []provider.Difference) {
 	left := maps.Clone(want)
 	for _, d := range found {
 		var key struct{ Stream string }
