@@ -13,6 +13,7 @@ import (
 	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/memory"
 	"github.com/kinora-go/kinora/task"
 	"github.com/stretchr/testify/require"
@@ -109,7 +110,7 @@ func TestContextFlows(t *testing.T) {
 	for _, e := range entries {
 		found = append(found, e.Topic)
 		require.Equal(t, map[string]string{
-			outbox.HeaderCorrelation: "c-1", outbox.HeaderCausation: cause, outbox.HeaderTraceparent: "00-1",
+			provider.HeaderCorrelation: "c-1", provider.HeaderCausation: cause, provider.HeaderTraceparent: "00-1",
 		}, e.Headers, "%s %s", e.Topic, e.ID)
 	}
 	slices.Sort(found)

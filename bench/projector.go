@@ -166,10 +166,10 @@ func (s *supply) Subscribe(ctx context.Context, _ string) (<-chan *message.Messa
 			}
 			id, product := s.next()
 			m := message.NewMessage(id, fmt.Appendf(nil, `{"product_id":%q,"rating":5}`, product))
-			m.Metadata[outbox.HeaderType], m.Metadata[outbox.HeaderSchema] = "review.posted", "1"
-			m.Metadata[outbox.HeaderStream], m.Metadata[outbox.HeaderKey] = "review-"+id, "review-"+id
-			m.Metadata[outbox.HeaderPosition], m.Metadata[outbox.HeaderLog] = strconv.FormatInt(1<<40+s.n.Load(), 10), s.log
-			m.Metadata[outbox.HeaderRecordedAt] = time.Now().UTC().Format(time.RFC3339Nano)
+			m.Metadata[provider.HeaderType], m.Metadata[provider.HeaderSchema] = "review.posted", "1"
+			m.Metadata[provider.HeaderStream], m.Metadata[outbox.HeaderKey] = "review-"+id, "review-"+id
+			m.Metadata[provider.HeaderPosition], m.Metadata[provider.HeaderLog] = strconv.FormatInt(1<<40+s.n.Load(), 10), s.log
+			m.Metadata[provider.HeaderRecordedAt] = time.Now().UTC().Format(time.RFC3339Nano)
 			*place = m
 			select {
 			case to <- m:

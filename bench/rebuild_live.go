@@ -220,9 +220,9 @@ func (r *rebuildBed) latencies(ctx context.Context, store *timed, from feed, bro
 // delivery returns the message of an event.
 func (r *rebuildBed) delivery(id string, position int64, data []byte) *message.Message {
 	m := message.NewMessage(id, data)
-	m.Metadata[outbox.HeaderType], m.Metadata[outbox.HeaderSchema] = "review.posted", "1"
-	m.Metadata[outbox.HeaderStream], m.Metadata[outbox.HeaderKey], m.Metadata[outbox.HeaderVersion] = "sent-"+id, "sent-"+id, "1"
-	m.Metadata[outbox.HeaderPosition], m.Metadata[outbox.HeaderLog] = strconv.FormatInt(position, 10), r.log
-	m.Metadata[outbox.HeaderRecordedAt] = time.Now().UTC().Format(time.RFC3339Nano)
+	m.Metadata[provider.HeaderType], m.Metadata[provider.HeaderSchema] = "review.posted", "1"
+	m.Metadata[provider.HeaderStream], m.Metadata[outbox.HeaderKey], m.Metadata[provider.HeaderVersion] = "sent-"+id, "sent-"+id, "1"
+	m.Metadata[provider.HeaderPosition], m.Metadata[provider.HeaderLog] = strconv.FormatInt(position, 10), r.log
+	m.Metadata[provider.HeaderRecordedAt] = time.Now().UTC().Format(time.RFC3339Nano)
 	return m
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/memory"
 )
 
@@ -99,7 +100,7 @@ func ExampleEnqueuer() {
 func ExampleParseWatermill() {
 	m := outbox.ToWatermill(outbox.Entry{OutboxMessage: outbox.Message{
 		ID: "m-1", Topic: "order", Key: "order-7", Payload: []byte(`{"Cents":1250}`),
-		Headers: map[string]string{outbox.HeaderType: "order.paid", outbox.HeaderStream: "order-7"},
+		Headers: map[string]string{provider.HeaderType: "order.paid", provider.HeaderStream: "order-7"},
 	}})
 	raw, err := outbox.ParseWatermill(m)
 	must(err)

@@ -13,28 +13,17 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Headers of a published event. The payload is the data of the event, unchanged.
-const (
-	HeaderType        = provider.HeaderType        // the stored name; without it a message is not an event
-	HeaderSchema      = provider.HeaderSchema      // its schema version
-	HeaderStream      = provider.HeaderStream      // its stream
-	HeaderVersion     = provider.HeaderVersion     // its version in the stream
-	HeaderPosition    = provider.HeaderPosition    // its position in the log
-	HeaderLog         = provider.HeaderLog         // identifies the log
-	HeaderKey         = provider.HeaderKey         // the ordering key, as partition key for brokers
-	HeaderRecordedAt  = provider.HeaderRecordedAt  // RFC 3339 with nanoseconds, UTC
-	HeaderCorrelation = provider.HeaderCorrelation // as Watermill's own middleware names it
-	HeaderCausation   = provider.HeaderCausation
-	HeaderTraceparent = provider.HeaderTraceparent
-	HeaderActor       = provider.HeaderActor
-)
+// HeaderKey is the header with the ordering key of a published message, for brokers with partitions. The
+// payload of an event is its data, unchanged. Its other headers, such as provider.HeaderType, have what
+// ParseWatermill returns.
+const HeaderKey = provider.HeaderKey
 
 // ToWatermill returns the message of an entry as relays publish it: the same bytes each time.
 func ToWatermill(e Entry) *message.Message {
 	m := message.NewMessage(e.ID, e.Payload)
 	maps.Copy(m.Metadata, e.Headers)
 	m.Metadata[HeaderKey] = e.Key
-	m.Metadata[HeaderRecordedAt] = e.CreatedAt.UTC().Format(time.RFC3339Nano)
+	m.Metadata[provider.HeaderRecordedAt] = e.CreatedAt.UTC().Format(time.RFC3339Nano)
 	return m
 }
 
@@ -43,10 +32,10 @@ func ToWatermill(e Entry) *message.Message {
 // ErrMalformed; then the fields that could be read are returned too.
 func ParseWatermill(m *message.Message) (eventstore.Raw, error) {
 	raw := eventstore.Raw{
-		ID: m.UUID, Stream: m.Metadata[HeaderStream], Type: m.Metadata[HeaderType], Schema: 1, Data: m.Payload,
+		ID: m.UUID, Stream: m.Metadata[provider.HeaderStream], Type: m.Metadata[provider.HeaderType], Schema: 1, Data: m.Payload,
 		Metadata: eventstore.Metadata{
-			CorrelationID: m.Metadata[HeaderCorrelation], CausationID: m.Metadata[HeaderCausation],
-			Traceparent: m.Metadata[HeaderTraceparent], Actor: m.Metadata[HeaderActor],
+			CorrelationID: m.Metadata[provider.HeaderCorrelation], CausationID: m.Metadata[provider.HeaderCausation],
+			Traceparent: m.Metadata[provider.HeaderTraceparent], Actor: m.Metadata[provider.HeaderActor],
 		},
 	}
 	for k, v := range m.Metadata {
@@ -58,31 +47,31 @@ func ParseWatermill(m *message.Message) (eventstore.Raw, error) {
 		}
 	}
 	var err error
-	if s := m.Metadata[HeaderSchema]; s != "" {
+	if s := m.Metadata[provider.HeaderSchema]; s != "" {
 		if raw.Schema, err = strconv.Atoi(s); err != nil || raw.Schema < 1 {
-			return raw, fmt.Errorf("%w: header %s is not a schema version", ErrMalformed, HeaderSchema)
+			return raw, fmt.Errorf("%w: header %s is not a schema version", ErrMalformed, provider.HeaderSchema)
 		}
 	}
-	if s := m.Metadata[HeaderVersion]; s != "" {
+	if s := m.Metadata[provider.HeaderVersion]; s != "" {
 		if raw.Version, err = strconv.ParseInt(s, 10, 64); err != nil || raw.Version < 1 {
-			return raw, fmt.Errorf("%w: header %s is not a version", ErrMalformed, HeaderVersion)
+			return raw, fmt.Errorf("%w: header %s is not a version", ErrMalformed, provider.HeaderVersion)
 		}
 	}
-	if s := m.Metadata[HeaderPosition]; s != "" {
+	if s := m.Metadata[provider.HeaderPosition]; s != "" {
 		if raw.Position, err = strconv.ParseInt(s, 10, 64); err != nil || raw.Position < 1 {
-			return raw, fmt.Errorf("%w: header %s is not a position", ErrMalformed, HeaderPosition)
+			return raw, fmt.Errorf("%w: header %s is not a position", ErrMalformed, provider.HeaderPosition)
 		}
 	}
-	if s := m.Metadata[HeaderRecordedAt]; s != "" {
+	if s := m.Metadata[provider.HeaderRecordedAt]; s != "" {
 		if raw.RecordedAt, err = check.ParseTime(s); err != nil {
-			return raw, fmt.Errorf("%w: header %s is %w", ErrMalformed, HeaderRecordedAt, err)
+			return raw, fmt.Errorf("%w: header %s is %w", ErrMalformed, provider.HeaderRecordedAt, err)
 		}
 	}
 	if err := provider.CheckText("message id", raw.ID, provider.MaxIDBytes); err != nil {
 		return raw, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
 	if raw.Type == "" {
-		return raw, fmt.Errorf("%w: header %s is missing", ErrMalformed, HeaderType)
+		return raw, fmt.Errorf("%w: header %s is missing", ErrMalformed, provider.HeaderType)
 	}
 	return raw, nil
 }

@@ -46,17 +46,17 @@ func TestParseWatermillRefuses(t *testing.T) {
 		"no UUID":           func(m *message.Message) { m.UUID = "" },
 		"UUID with NUL":     func(m *message.Message) { m.UUID = "a\x00" },
 		"UUID too long":     func(m *message.Message) { m.UUID = strings.Repeat("x", 256) },
-		"no type":           func(m *message.Message) { delete(m.Metadata, outbox.HeaderType) },
-		"schema no number":  func(m *message.Message) { m.Metadata[outbox.HeaderSchema] = "one" },
-		"schema 0":          func(m *message.Message) { m.Metadata[outbox.HeaderSchema] = "0" },
-		"version no number": func(m *message.Message) { m.Metadata[outbox.HeaderVersion] = "1e3" },
-		"version negative":  func(m *message.Message) { m.Metadata[outbox.HeaderVersion] = "-1" },
-		"time no time":      func(m *message.Message) { m.Metadata[outbox.HeaderRecordedAt] = "yesterday" },
-		"year 0":            func(m *message.Message) { m.Metadata[outbox.HeaderRecordedAt] = "0000-12-31T23:59:59Z" },
-		"year 10000 in UTC": func(m *message.Message) { m.Metadata[outbox.HeaderRecordedAt] = "9999-12-31T23:59:59-01:00" },
+		"no type":           func(m *message.Message) { delete(m.Metadata, provider.HeaderType) },
+		"schema no number":  func(m *message.Message) { m.Metadata[provider.HeaderSchema] = "one" },
+		"schema 0":          func(m *message.Message) { m.Metadata[provider.HeaderSchema] = "0" },
+		"version no number": func(m *message.Message) { m.Metadata[provider.HeaderVersion] = "1e3" },
+		"version negative":  func(m *message.Message) { m.Metadata[provider.HeaderVersion] = "-1" },
+		"time no time":      func(m *message.Message) { m.Metadata[provider.HeaderRecordedAt] = "yesterday" },
+		"year 0":            func(m *message.Message) { m.Metadata[provider.HeaderRecordedAt] = "0000-12-31T23:59:59Z" },
+		"year 10000 in UTC": func(m *message.Message) { m.Metadata[provider.HeaderRecordedAt] = "9999-12-31T23:59:59-01:00" },
 	} {
 		m := message.NewMessage("1", []byte(`{}`))
-		m.Metadata[outbox.HeaderType] = "t"
+		m.Metadata[provider.HeaderType] = "t"
 		_, err := outbox.ParseWatermill(m)
 		require.NoError(t, err)
 		change(m)
@@ -69,7 +69,7 @@ func FuzzParseWatermill(f *testing.F) {
 	f.Add("1", "t", "1", "1", "2026-01-02T03:04:05Z", []byte(`{}`))
 	f.Fuzz(func(t *testing.T, id, typ, schema, version, at string, payload []byte) {
 		m := message.NewMessage(id, payload)
-		m.Metadata = message.Metadata{outbox.HeaderType: typ, outbox.HeaderSchema: schema, outbox.HeaderVersion: version, outbox.HeaderRecordedAt: at}
+		m.Metadata = message.Metadata{provider.HeaderType: typ, provider.HeaderSchema: schema, provider.HeaderVersion: version, provider.HeaderRecordedAt: at}
 		raw, err := outbox.ParseWatermill(m)
 		if err != nil {
 			require.ErrorIs(t, err, outbox.ErrMalformed)

@@ -220,7 +220,7 @@ func TestOnBatchKeepsTheOrderOfHandlers(t *testing.T) {
 			projector.On("update", func(_ context.Context, tx txn, _ eventstore.Event[posted]) error { step("u")(tx); return nil }))
 		stop := run(t, db, f, projector.RunnerConfig{}, p)
 		m := keyed(key, 1)
-		m.Metadata[outbox.HeaderKey], m.Metadata[outbox.HeaderStream] = key, key
+		m.Metadata[outbox.HeaderKey], m.Metadata[provider.HeaderStream] = key, key
 		f.deliver(t, m)
 		require.NoError(t, stop())
 		db.View(func(m *memory.Model) {

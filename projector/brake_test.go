@@ -10,7 +10,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
-	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/stretchr/testify/require"
@@ -54,7 +53,7 @@ func TestARunOfBadMessagesDelaysNoOther(t *testing.T) {
 						}
 						m := published(t, db, stream)[0]
 						if why == "malformed" && i < bad {
-							m.Metadata[outbox.HeaderSchema] = "none"
+							m.Metadata[provider.HeaderSchema] = "none"
 						}
 						f <- m
 					}

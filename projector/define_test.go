@@ -195,7 +195,7 @@ func TestOutputCommitsWithItsEffectOnce(t *testing.T) {
 			func(ctx context.Context, tx txn, e eventstore.Event[posted]) ([]outbox.Message, error) {
 				out := []outbox.Message{
 					{Topic: "flags", Payload: []byte("one")},
-					{ID: "my-own", Topic: "flags", Key: "k", Payload: []byte("two"), Headers: map[string]string{outbox.HeaderCausation: "mine"}},
+					{ID: "my-own", Topic: "flags", Key: "k", Payload: []byte("two"), Headers: map[string]string{provider.HeaderCausation: "mine"}},
 				}
 				if failures--; failures >= 0 {
 					return out, context.DeadlineExceeded
@@ -204,7 +204,7 @@ func TestOutputCommitsWithItsEffectOnce(t *testing.T) {
 			}))
 		stop := run(t, db, f, projector.RunnerConfig{}, p)
 		m := msg("1", "posted", `{"Stars":5}`)
-		m.Metadata[outbox.HeaderCorrelation] = "corr"
+		m.Metadata[provider.HeaderCorrelation] = "corr"
 		f.deliver(t, m)
 		time.Sleep(5 * time.Second) // its retries are finished
 		f.deliver(t, m)
@@ -214,9 +214,9 @@ func TestOutputCommitsWithItsEffectOnce(t *testing.T) {
 		require.Len(t, list, 2, "once, without the failed attempts")
 		require.Len(t, list[0].ID, 36)
 		require.Equal(t, "review-1", list[0].Key, "the cause's stream")
-		require.Equal(t, "1", list[0].Headers[outbox.HeaderCausation])
-		require.Equal(t, "corr", list[0].Headers[outbox.HeaderCorrelation])
-		require.Equal(t, []string{"my-own", "k", "mine"}, []string{list[1].ID, list[1].Key, list[1].Headers[outbox.HeaderCausation]})
+		require.Equal(t, "1", list[0].Headers[provider.HeaderCausation])
+		require.Equal(t, "corr", list[0].Headers[provider.HeaderCorrelation])
+		require.Equal(t, []string{"my-own", "k", "mine"}, []string{list[1].ID, list[1].Key, list[1].Headers[provider.HeaderCausation]})
 		require.Equal(t, 5, total(db, "totals"))
 	})
 }
@@ -234,8 +234,8 @@ func TestOutputInheritsOnlyValidHeaders(t *testing.T) {
 	stop := run(t, db, f, projector.RunnerConfig{}, p)
 	for _, id := range []string{"1", "2"} {
 		m := msg(id, "posted", `{}`)
-		m.Metadata[outbox.HeaderCorrelation] = strings.Repeat("c", 2000)
-		m.Metadata[outbox.HeaderStream] = strings.Repeat("s", 2000)
+		m.Metadata[provider.HeaderCorrelation] = strings.Repeat("c", 2000)
+		m.Metadata[provider.HeaderStream] = strings.Repeat("s", 2000)
 		f.deliver(t, m)
 	}
 	require.NoError(t, stop())
@@ -244,7 +244,7 @@ func TestOutputInheritsOnlyValidHeaders(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, list, 2, "each has its own id")
 	for i, e := range list {
-		require.Equal(t, fmt.Sprint(i+1), e.Headers[outbox.HeaderCausation])
+		require.Equal(t, fmt.Sprint(i+1), e.Headers[provider.HeaderCausation])
 		require.Equal(t, e.ID, e.Key)
 		require.Len(t, e.Headers, 64)
 	}

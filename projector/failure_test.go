@@ -237,7 +237,7 @@ func TestRedeliveryWaitsUntilItsMessageIsParked(t *testing.T) {
 				stop := run(t, store, f, projector.RunnerConfig{Concurrency: 4}, define(opts, bad.run))
 				m := keyed("k", 1)
 				delete(m.Metadata, outbox.HeaderKey)
-				delete(m.Metadata, outbox.HeaderStream) // it holds no other message
+				delete(m.Metadata, provider.HeaderStream) // it holds no other message
 				for range 3 {
 					f.send(m)
 					time.Sleep(15 * time.Second)

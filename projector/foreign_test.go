@@ -155,7 +155,7 @@ func TestMessageOfOtherSoftwareIsNotInTheLog(t *testing.T) {
 		require.NoError(t, err)
 		for i, id := range []string{log.String(), log.Lineage + "/before", log.Lineage, ""} {
 			m := shopOrder(fmt.Sprint(i), "ann", i+1)
-			m.Metadata[outbox.HeaderPosition], m.Metadata[outbox.HeaderLog] = "2", id
+			m.Metadata[provider.HeaderPosition], m.Metadata[provider.HeaderLog] = "2", id
 			f.deliver(t, m, m)
 		}
 		place := func(_ string, m *message.Message) (eventstore.Raw, error) {
@@ -315,7 +315,7 @@ func TestDeliveryCannotMarkItself(t *testing.T) {
 		require.Len(t, entries, 2)
 		var causes []string
 		for _, e := range entries {
-			causes = append(causes, e.Headers[outbox.HeaderCausation])
+			causes = append(causes, e.Headers[provider.HeaderCausation])
 		}
 		require.ElementsMatch(t, []string{"order 1", "k-1"}, causes)
 	})

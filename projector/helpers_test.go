@@ -223,16 +223,16 @@ func isNacked(m *message.Message) bool {
 
 func msg(id, eventType, payload string) *message.Message {
 	m := message.NewMessage(id, []byte(payload))
-	m.Metadata[outbox.HeaderType] = eventType
+	m.Metadata[provider.HeaderType] = eventType
 	m.Metadata[outbox.HeaderKey] = "review-1"
-	m.Metadata[outbox.HeaderStream] = "review-1"
+	m.Metadata[provider.HeaderStream] = "review-1"
 	return m
 }
 
 // keyed returns the n-th message of a key.
 func keyed(key string, n int) *message.Message {
 	m := msg(fmt.Sprint(key, "-", n), "posted", fmt.Sprintf(`{"Stars":%d}`, n))
-	m.Metadata[outbox.HeaderKey], m.Metadata[outbox.HeaderStream] = key, key
+	m.Metadata[outbox.HeaderKey], m.Metadata[provider.HeaderStream] = key, key
 	return m
 }
 
@@ -246,7 +246,7 @@ func series(key string, from, to int) (msgs []*message.Message) {
 
 // recorded returns m as an event recorded at that time.
 func recorded(m *message.Message, at time.Time) *message.Message {
-	m.Metadata[outbox.HeaderRecordedAt] = at.UTC().Format(time.RFC3339Nano)
+	m.Metadata[provider.HeaderRecordedAt] = at.UTC().Format(time.RFC3339Nano)
 	return m
 }
 

@@ -49,8 +49,8 @@ func publishedAfter(t *testing.T, db *memory.DB, stream string, version int64) (
 		m := message.NewMessage(e.ID, e.Data)
 		m.Metadata = provider.FromEvent(stream, e.Version, eventstore.Draft{ID: e.ID, Type: e.Type, Schema: e.Schema}, "").Headers
 		m.Metadata[outbox.HeaderKey] = stream
-		m.Metadata[outbox.HeaderPosition] = strconv.FormatInt(e.Position, 10)
-		m.Metadata[outbox.HeaderLog] = id.String()
+		m.Metadata[provider.HeaderPosition] = strconv.FormatInt(e.Position, 10)
+		m.Metadata[provider.HeaderLog] = id.String()
 		msgs = append(msgs, recorded(m, e.RecordedAt))
 	}
 	return msgs
@@ -459,14 +459,14 @@ func TestAnEventThatTheLogLostIsStuck(t *testing.T) {
 		time.Sleep(time.Second)
 		write(t, db, "k-1", 1)
 		m := published(t, db, "k-1")[0]
-		lineage, _, _ := strings.Cut(m.Metadata[outbox.HeaderLog], "/")
-		m.Metadata[outbox.HeaderLog] = lineage + "/before"
+		lineage, _, _ := strings.Cut(m.Metadata[provider.HeaderLog], "/")
+		m.Metadata[provider.HeaderLog] = lineage + "/before"
 		f.deliver(t, m)
 		require.Equal(t, upTo(1), noted(db, "a", "k-1"), "the restored log has it")
 		lost := keyed("k-2", 1)
-		lost.Metadata[outbox.HeaderPosition], lost.Metadata[outbox.HeaderLog] = "7", lineage+"/before"
+		lost.Metadata[provider.HeaderPosition], lost.Metadata[provider.HeaderLog] = "7", lineage+"/before"
 		other := keyed("k-3", 1)
-		other.Metadata[outbox.HeaderPosition], other.Metadata[outbox.HeaderLog] = "1", "another/"
+		other.Metadata[provider.HeaderPosition], other.Metadata[provider.HeaderLog] = "1", "another/"
 		f.deliver(t, lost, other)
 		require.NoError(t, stop())
 		require.Equal(t, []string{"k-2-1 stuck permanent no_event 1"}, rows(parked(t, db)))

@@ -165,7 +165,7 @@ func (o *once[Tx]) call(ctx context.Context, m *message.Message, h message.Handl
 	cause := eventstore.Raw{
 		ID: m.UUID, Stream: m.Metadata[outbox.HeaderKey],
 		Metadata: eventstore.Metadata{
-			CorrelationID: m.Metadata[outbox.HeaderCorrelation], Traceparent: m.Metadata[outbox.HeaderTraceparent],
+			CorrelationID: m.Metadata[provider.HeaderCorrelation], Traceparent: m.Metadata[provider.HeaderTraceparent],
 		},
 	}
 	m.SetContext(model.WithCause(ctx, cause))

@@ -15,6 +15,7 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/stretchr/testify/require"
 )
 
@@ -193,12 +194,12 @@ func TestObserverSurroundsUnits(t *testing.T) {
 				return ctx, func(err error) { d.write("end, failed %t", err != nil) }
 			},
 			Emitting: func(ctx context.Context, handler string, output []outbox.Message) {
-				d.write("emit %s in %v: %s", handler, ctx.Value(contextKey{}), output[0].Headers[outbox.HeaderTraceparent])
-				output[0].Headers[outbox.HeaderTraceparent] = "00-2"
+				d.write("emit %s in %v: %s", handler, ctx.Value(contextKey{}), output[0].Headers[provider.HeaderTraceparent])
+				output[0].Headers[provider.HeaderTraceparent] = "00-2"
 			},
 		}}, p)
 		m := keyed("k", 1)
-		m.Metadata[outbox.HeaderTraceparent] = "00-1"
+		m.Metadata[provider.HeaderTraceparent] = "00-1"
 		m.SetContext(context.WithValue(context.WithValue(m.Context(), contextKey{}, "message"), ownKey{}, "kept"))
 		f <- m
 		acked(t, m)
@@ -211,7 +212,7 @@ func TestObserverSurroundsUnits(t *testing.T) {
 		entries, err := db.Entries(t.Context(), outbox.Filter{})
 		require.NoError(t, err)
 		require.Len(t, entries, 1)
-		require.Equal(t, "00-2", entries[0].Headers[outbox.HeaderTraceparent])
+		require.Equal(t, "00-2", entries[0].Headers[provider.HeaderTraceparent])
 		require.NoError(t, stop())
 	})
 }

@@ -77,7 +77,7 @@ func TestHeldKeyIsHeldOnlyForItsProjector(t *testing.T) {
 		q := projector.Define("q", types, marked, projector.On("c", note("c")))
 		stop := run(t, db, f, projector.RunnerConfig{}, p, q)
 		m := keyed("k", 3)
-		m.Metadata[outbox.HeaderType] = "unhandled"
+		m.Metadata[provider.HeaderType] = "unhandled"
 		f.deliver(t, keyed("k", 1), keyed("k", 2), m)
 		require.Equal(t, []string{"k-1 stuck permanent 1", "k-2 waiting held 0", "k-3 waiting held 0"}, rows(parked(t, db)))
 		require.Empty(t, noted(db, "b", "k"), "the other handler of the same projector")
@@ -129,7 +129,7 @@ func TestMessageWithoutKeyHoldsNothing(t *testing.T) {
 		for n := 1; n <= 3; n++ {
 			m := keyed("k", n)
 			delete(m.Metadata, outbox.HeaderKey)
-			delete(m.Metadata, outbox.HeaderStream)
+			delete(m.Metadata, provider.HeaderStream)
 			f.deliver(t, m)
 		}
 		require.NoError(t, stop())
@@ -170,7 +170,7 @@ func TestRedeliveredParkedMessageIsParkedOnce(t *testing.T) {
 func TestUnhandleableMessageIsParkedWithItsPayload(t *testing.T) {
 	t.Parallel()
 	newer := msg("5", "posted", `{}`)
-	newer.Metadata[outbox.HeaderSchema] = "9"
+	newer.Metadata[provider.HeaderSchema] = "9"
 	for name, c := range map[string]struct {
 		m             *message.Message
 		handler, code string
@@ -201,7 +201,7 @@ func TestUnhandleableMessageIsParkedWithItsPayload(t *testing.T) {
 				lane := provider.LaneOfKey("review-1")
 				want := projector.Parked{
 					Seq: got.Seq, At: got.At, Projector: "p", Generation: 1, Handler: c.handler, MessageID: c.m.UUID, Topic: "review", Key: "review-1",
-					Lane: lane, Type: c.m.Metadata[outbox.HeaderType], Version: "v7", State: projector.StateStuck,
+					Lane: lane, Type: c.m.Metadata[provider.HeaderType], Version: "v7", State: projector.StateStuck,
 					Payload: c.m.Payload, Headers: c.m.Metadata, Class: projector.ClassPermanent, Code: c.code, Attempts: 1,
 				}
 				if c.handler != "" {
@@ -222,7 +222,7 @@ func TestUnhandleableMessageWaitsForItsTurn(t *testing.T) {
 		bad := newFaults(map[string]error{"k-1": errNever})
 		stop := run(t, db, f, projector.RunnerConfig{}, define(marked, bad.run))
 		unknown := keyed("k", 2)
-		unknown.Metadata[outbox.HeaderType] = "who knows"
+		unknown.Metadata[provider.HeaderType] = "who knows"
 		f.deliver(t, keyed("k", 1), unknown, keyed("k", 3))
 		require.Equal(t, []string{"k-1 stuck permanent 1", "k-2 waiting held 0", "k-3 waiting held 0"}, rows(parked(t, db)))
 		skip(t, db, projector.ParkedFilter{Seqs: []int64{1}})

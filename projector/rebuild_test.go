@@ -11,7 +11,6 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/eventstore"
-	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/memory"
@@ -52,7 +51,7 @@ func appending(t *testing.T, db *memory.DB, f subscription, from int) (stop func
 	go func() {
 		for m := range queue {
 			f.redeliver(m)
-			if m.Metadata[outbox.HeaderVersion] > "5" {
+			if m.Metadata[provider.HeaderVersion] > "5" {
 				f.redeliver(m)
 			}
 		}

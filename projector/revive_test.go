@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
-	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/stretchr/testify/require"
@@ -155,7 +154,7 @@ func TestUnknownSchemaVersionIsRetriedAtGrowingIntervals(t *testing.T) {
 		}
 		stop := run(t, store, f, projector.RunnerConfig{}, define(marked, note("a")))
 		m := keyed("k", 1)
-		m.Metadata[outbox.HeaderSchema] = "9"
+		m.Metadata[provider.HeaderSchema] = "9"
 		f.deliver(t, m)
 		time.Sleep(time.Hour)
 		require.NoError(t, stop())

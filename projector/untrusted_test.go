@@ -22,7 +22,7 @@ import (
 func forged(m *message.Message, stars int) *message.Message {
 	f := m.Copy()
 	f.Payload = fmt.Appendf(nil, `{"Stars":%d}`, stars)
-	f.Metadata[outbox.HeaderStream], f.Metadata[outbox.HeaderKey] = "victim", "victim"
+	f.Metadata[provider.HeaderStream], f.Metadata[outbox.HeaderKey] = "victim", "victim"
 	return f
 }
 

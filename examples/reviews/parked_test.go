@@ -21,6 +21,7 @@ import (
 	"github.com/kinora-go/kinora/examples/reviews/review"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // TestPoisonSkipped: an undecodable message is parked with the later messages of its key, and all
@@ -48,7 +49,7 @@ func TestPoisonSkipped(t *testing.T) {
 		}, summaries(rows))
 		require.Equal(t, "poison", rows[0].MessageID)
 		require.Equal(t, `{"stars":"five"}`, rows[0].Payload)
-		require.Equal(t, "review.posted", rows[0].Headers[outbox.HeaderType])
+		require.Equal(t, "review.posted", rows[0].Headers[provider.HeaderType])
 
 		o := runOperator(t, d, "replay", "--key", "review-tea-ann", "--dry-run")
 		require.Equal(t, 1, o.code)
@@ -225,7 +226,7 @@ func (s *testService) enqueuePoison(key string) {
 	require.NoError(s, s.db.inTx(s.Context(), func(tx eventstore.TxStore) error {
 		return tx.(outbox.Enqueuer).Enqueue(s.Context(), outbox.Message{
 			ID: "poison", Topic: review.Category, Key: key, Payload: []byte(`{"stars":"five"}`),
-			Headers: map[string]string{outbox.HeaderType: "review.posted", outbox.HeaderStream: key},
+			Headers: map[string]string{provider.HeaderType: "review.posted", provider.HeaderStream: key},
 		})
 	}))
 }

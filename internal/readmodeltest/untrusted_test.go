@@ -86,8 +86,8 @@ func (l logged) forged(i int, headers ...string) *message.Message {
 
 // elsewhere are headers of another place.
 var elsewhere = []string{
-	outbox.HeaderStream, "victim-1", outbox.HeaderKey, "victim-1", outbox.HeaderVersion, "99", outbox.HeaderPosition, "999",
-	outbox.HeaderRecordedAt, "2001-01-01T00:00:00Z", outbox.HeaderSchema, "7",
+	provider.HeaderStream, "victim-1", outbox.HeaderKey, "victim-1", provider.HeaderVersion, "99", provider.HeaderPosition, "999",
+	provider.HeaderRecordedAt, "2001-01-01T00:00:00Z", provider.HeaderSchema, "7",
 }
 
 // seen writes all that a message says, and fails for some numbers.
@@ -153,15 +153,15 @@ func untrusted(t *testing.T, db *database, events eventstore.Store, log provider
 		add(uuid.NewString())
 	}
 	l := readLogged(t, events, log, stream)
-	b.deliver(l.forged(0), l.real(0))                             // before
-	b.deliver(l.real(1))                                          // after, with another place
-	b.deliver(l.forged(1, elsewhere...))                          //
-	b.deliver(l.forged(2, outbox.HeaderType, "other"), l.real(2)) // another type, in one unit perhaps
-	b.deliver(l.forged(3, outbox.HeaderLog, "", outbox.HeaderStream, "victim-1"), l.forged(3, outbox.HeaderLog, "another/1"), l.real(3))
+	b.deliver(l.forged(0), l.real(0))                               // before
+	b.deliver(l.real(1))                                            // after, with another place
+	b.deliver(l.forged(1, elsewhere...))                            //
+	b.deliver(l.forged(2, provider.HeaderType, "other"), l.real(2)) // another type, in one unit perhaps
+	b.deliver(l.forged(3, provider.HeaderLog, "", provider.HeaderStream, "victim-1"), l.forged(3, provider.HeaderLog, "another/1"), l.real(3))
 	unknown := l.forged(4)
 	unknown.UUID = later
 	other := unknown.Copy()
-	other.UUID, other.Metadata[outbox.HeaderLog] = "order 1", ""
+	other.UUID, other.Metadata[provider.HeaderLog] = "order 1", ""
 	b.deliver(unknown, other)
 	b.deliver(l.forged(4, elsewhere...)) // its key is not held
 	b.deliver(l.forged(5, elsewhere...)) // its handler fails

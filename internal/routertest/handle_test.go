@@ -19,7 +19,6 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/marker"
-	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/stretchr/testify/require"
@@ -31,7 +30,7 @@ var types = eventstore.NewTypes(eventstore.Type[posted]("posted"))
 
 func event(id, kind string) *message.Message {
 	m := message.NewMessage(id, fmt.Appendf(nil, `{"Kind":%q}`, kind))
-	m.Metadata[outbox.HeaderType], m.Metadata[outbox.HeaderStream] = "posted", "review-"+id
+	m.Metadata[provider.HeaderType], m.Metadata[provider.HeaderStream] = "posted", "review-"+id
 	return m
 }
 
@@ -121,7 +120,7 @@ func runnerInARouter[Tx any](t *testing.T, d *database[Tx]) {
 // named reads the name of an event as Kinora's relay writes it.
 type named struct{ cqrs.JSONMarshaler }
 
-func (named) NameFromMessage(m *message.Message) string { return m.Metadata[outbox.HeaderType] }
+func (named) NameFromMessage(m *message.Message) string { return m.Metadata[provider.HeaderType] }
 
 // An event processor hands the messages of one of its handlers to a runner. Another handler of the
 // processor takes the same events with the middleware.

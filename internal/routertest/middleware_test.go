@@ -16,6 +16,7 @@ import (
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/stretchr/testify/require"
 )
@@ -106,8 +107,8 @@ func inARouter[Tx any](t *testing.T, d *database[Tx]) {
 	for _, e := range entries {
 		cause := string(e.Payload[len("counted "):])
 		require.Equal(t, "counted", e.Topic)
-		require.Equal(t, "c-"+cause, e.Headers[outbox.HeaderCorrelation])
-		require.Equal(t, cause, e.Headers[outbox.HeaderCausation])
+		require.Equal(t, "c-"+cause, e.Headers[provider.HeaderCorrelation])
+		require.Equal(t, cause, e.Headers[provider.HeaderCausation])
 	}
 	bad, err := poisoned.Subscribe(t.Context(), "poison")
 	require.NoError(t, err)
@@ -350,7 +351,7 @@ func contextFlows[Tx any](t *testing.T, d *database[Tx]) {
 		return nil, outbox.NewPublisher(d.enqueuer(tx)).Publish("published", out)
 	})
 	m := message.NewMessage("m-1", nil)
-	m.Metadata[outbox.HeaderCorrelation], m.Metadata[outbox.HeaderTraceparent] = "c-1", "00-1"
+	m.Metadata[provider.HeaderCorrelation], m.Metadata[provider.HeaderTraceparent] = "c-1", "00-1"
 	_, err := handle(m)
 	require.NoError(t, err)
 	entries, err := d.entries(t.Context(), outbox.Filter{})
@@ -358,7 +359,7 @@ func contextFlows[Tx any](t *testing.T, d *database[Tx]) {
 	require.Len(t, entries, 2)
 	for _, e := range entries {
 		require.Equal(t, map[string]string{
-			outbox.HeaderCorrelation: "c-1", outbox.HeaderCausation: "m-1", outbox.HeaderTraceparent: "00-1",
+			provider.HeaderCorrelation: "c-1", provider.HeaderCausation: "m-1", provider.HeaderTraceparent: "00-1",
 		}, e.Headers, e.Topic)
 	}
 }

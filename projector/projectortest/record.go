@@ -173,7 +173,7 @@ func (r *record) emitted() []outbox.Message {
 	defer r.mu.Unlock()
 	out := slices.Clone(r.output)
 	at := func(m outbox.Message) int {
-		if n, ok := r.number[m.Headers[outbox.HeaderCausation]]; ok {
+		if n, ok := r.number[m.Headers[provider.HeaderCausation]]; ok {
 			return n
 		}
 		return len(r.number)

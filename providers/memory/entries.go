@@ -172,7 +172,7 @@ func (s *state) pick(f provider.EntryFilter, now time.Time) []provider.Entry {
 		case len(f.Status) > 0 && !slices.Contains(f.Status, e.Status),
 			f.Topic != "" && e.Topic != f.Topic,
 			f.Key != "" && e.Key != f.Key,
-			f.Stream != "" && e.Headers[outbox.HeaderStream] != f.Stream,
+			f.Stream != "" && e.Headers[provider.HeaderStream] != f.Stream,
 			f.Older > 0 && !e.CreatedAt.Before(now.Add(-f.Older)),
 			f.Seqs != nil && !slices.Contains(f.Seqs, e.Seq):
 			continue

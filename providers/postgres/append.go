@@ -12,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/crash"
-	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -102,7 +101,7 @@ select s.version, (select max(position) from ev) from s`
 	// Headers are sent as the text of an object that ends in the middle: headersTail. Its end is added
 	// here. This takes half of the time of jsonb_build_object and the operator ||.
 	headersPlace    = ` || ev.position::text || '"}')::jsonb`
-	headersPlaceAny = ` || ev.position::text || '","` + outbox.HeaderVersion + `":"' || ev.version::text || '"}')::jsonb`
+	headersPlaceAny = ` || ev.position::text || '","` + provider.HeaderVersion + `":"' || ev.version::text || '"}')::jsonb`
 )
 
 // The statements by expected version, without and with entries: for one event with at most one
@@ -184,7 +183,7 @@ func (db *Provider) newAppend(ctx context.Context, q querier, stream string, exp
 		for _, t := range topics[i] {
 			// the statement sets the position and, with Any, the version
 			m := provider.FromEvent(stream, max(int64(expected), 0)+int64(i)+1, d, t)
-			m.Headers[outbox.HeaderLog] = log
+			m.Headers[provider.HeaderLog] = log
 			h := headersJSON(m.Headers)
 			at, ids = append(at, int32(i+1)), append(ids, m.ID)
 			topic, payloads, headers = append(topic, t), append(payloads, m.Payload), append(headers, string(h[:len(h)-1])+headersTail)
@@ -211,7 +210,7 @@ func (db *Provider) newAppend(ctx context.Context, q querier, stream string, exp
 }
 
 // headersTail is the end of the headers that an append sends.
-const headersTail = `,"` + outbox.HeaderPosition + `":"`
+const headersTail = `,"` + provider.HeaderPosition + `":"`
 
 func metadataJSON(m *eventstore.Metadata) (json.RawMessage, error) {
 	if m.CorrelationID == "" && m.CausationID == "" && m.Traceparent == "" && m.Actor == "" && len(m.Extra) == 0 {

@@ -33,10 +33,10 @@ func TestHeadersOfEventsKeepTheirText(t *testing.T) {
 				entries := claimAll(t, db)
 				require.Len(t, entries, n)
 				for i, e := range entries {
-					require.Equal(t, fmt.Sprint(begin+i+1), e.Headers[outbox.HeaderVersion])
-					require.Equal(t, fmt.Sprint(at.Position-int64(n-1-i)), e.Headers[outbox.HeaderPosition])
-					require.Equal(t, stream, e.Headers[outbox.HeaderStream])
-					require.Equal(t, `an "actor"`, e.Headers[outbox.HeaderActor])
+					require.Equal(t, fmt.Sprint(begin+i+1), e.Headers[provider.HeaderVersion])
+					require.Equal(t, fmt.Sprint(at.Position-int64(n-1-i)), e.Headers[provider.HeaderPosition])
+					require.Equal(t, stream, e.Headers[provider.HeaderStream])
+					require.Equal(t, `an "actor"`, e.Headers[provider.HeaderActor])
 					for name, text := range texts {
 						require.Equal(t, text, e.Headers[provider.HeaderExtra+name], name)
 					}

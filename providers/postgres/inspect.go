@@ -15,7 +15,7 @@ import (
 const filtered = `
 	($1::text[] is null or o.status = any($1::text[])) and ($2::text = '' or o.topic = $2::text)
 	and ($3::text = '' or o.key = $3::text) and ($4::bigint[] is null or o.id = any($4::bigint[])) and o.id > $5::bigint
-	and ($6::text = '' or o.headers ->> '` + outbox.HeaderStream + `' = $6::text)
+	and ($6::text = '' or o.headers ->> '` + provider.HeaderStream + `' = $6::text)
 	and ($7::bigint <= 0 or o.created_at < (select clock_timestamp()) - $7::bigint * interval '1 microsecond')`
 
 // A listing uses the index of the requested statuses and reads no resolved entries. A page of

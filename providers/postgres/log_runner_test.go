@@ -51,9 +51,9 @@ func messagesOf(t *testing.T, db *postgres.DB, stream string) (msgs []*message.M
 		m := message.NewMessage(e.ID, e.Data)
 		m.Metadata = provider.FromEvent(stream, e.Version, eventstore.Draft{ID: e.ID, Type: e.Type, Schema: e.Schema}, "").Headers
 		m.Metadata[outbox.HeaderKey] = stream
-		m.Metadata[outbox.HeaderPosition] = strconv.FormatInt(e.Position, 10)
-		m.Metadata[outbox.HeaderLog] = id.String()
-		m.Metadata[outbox.HeaderRecordedAt] = e.RecordedAt.UTC().Format(time.RFC3339Nano)
+		m.Metadata[provider.HeaderPosition] = strconv.FormatInt(e.Position, 10)
+		m.Metadata[provider.HeaderLog] = id.String()
+		m.Metadata[provider.HeaderRecordedAt] = e.RecordedAt.UTC().Format(time.RFC3339Nano)
 		msgs = append(msgs, m)
 	}
 	return msgs

@@ -76,7 +76,7 @@ func (b *tableBroker) Subscribe(ctx context.Context, _ string) (<-chan *message.
 		for _, r := range all {
 			payload, _ := json.Marshal(noted{r.Key, r.N})
 			m := message.NewMessage(r.ID, payload)
-			m.Metadata[outbox.HeaderType] = "noted"
+			m.Metadata[provider.HeaderType] = "noted"
 			if b.keys {
 				m.Metadata[outbox.HeaderKey] = r.Key
 			}

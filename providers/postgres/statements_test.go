@@ -16,7 +16,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
@@ -41,9 +40,9 @@ func constants(t *testing.T) map[string]string {
 	}
 	// Imports are not followed, except for the constants that statements use.
 	headers := types.NewPackage("github.com/kinora-go/kinora/outbox", "outbox")
-	headers.Scope().Insert(types.NewConst(0, headers, "HeaderVersion", types.Typ[types.UntypedString], constant.MakeString(outbox.HeaderVersion)))
-	headers.Scope().Insert(types.NewConst(0, headers, "HeaderPosition", types.Typ[types.UntypedString], constant.MakeString(outbox.HeaderPosition)))
-	headers.Scope().Insert(types.NewConst(0, headers, "HeaderStream", types.Typ[types.UntypedString], constant.MakeString(outbox.HeaderStream)))
+	headers.Scope().Insert(types.NewConst(0, headers, "HeaderVersion", types.Typ[types.UntypedString], constant.MakeString(provider.HeaderVersion)))
+	headers.Scope().Insert(types.NewConst(0, headers, "HeaderPosition", types.Typ[types.UntypedString], constant.MakeString(provider.HeaderPosition)))
+	headers.Scope().Insert(types.NewConst(0, headers, "HeaderStream", types.Typ[types.UntypedString], constant.MakeString(provider.HeaderStream)))
 	headers.MarkComplete()
 	conf := types.Config{Error: func(error) {}, Importer: importer{headers}}
 	pkg, _ := conf.Check("postgres", set, files, nil)

@@ -158,7 +158,7 @@ func (s *stage) inKeyOrder(entries []outbox.Entry) {
 	s.Helper()
 	last := map[string]int{}
 	for _, e := range entries {
-		version, err := strconv.Atoi(e.Headers[outbox.HeaderVersion])
+		version, err := strconv.Atoi(e.Headers[provider.HeaderVersion])
 		s.ok(err, "read the version in the headers")
 		s.require(version > last[e.Key], "version %d of %s comes after %d", version, e.Key, last[e.Key])
 		last[e.Key] = version
@@ -211,15 +211,15 @@ func enqueuedAtCommit(s *stage) {
 func messageInherits(s *stage) {
 	ctx := eventstore.WithMetadata(s.ctx, caused)
 	ms := line(3, "mail", "ann")
-	ms[1].Headers = map[string]string{outbox.HeaderCorrelation: "own", "more": "x"}
+	ms[1].Headers = map[string]string{provider.HeaderCorrelation: "own", "more": "x"}
 	s.ok(s.inTx(ctx, func(view TxView, _ Add) error { return view.Enqueue(ctx, ms[:2]...) }), "enqueue with metadata")
 	ctx = eventstore.WithMetadata(s.ctx, eventstore.Metadata{CorrelationID: strings.Repeat("x", 1025), CausationID: "a\nb"})
 	s.ok(s.inTx(ctx, func(view TxView, _ Add) error { return view.Enqueue(ctx, ms[2]) }), "enqueue with metadata that cannot be a header")
 	entries := s.entries(outbox.Filter{})
 	same(s, "entries", len(entries), 3)
-	want := map[string]string{outbox.HeaderCorrelation: "c-1", outbox.HeaderCausation: "e-1", outbox.HeaderTraceparent: "00-1"}
+	want := map[string]string{provider.HeaderCorrelation: "c-1", provider.HeaderCausation: "e-1", provider.HeaderTraceparent: "00-1"}
 	same(s, "headers", entries[0].Headers, want)
-	want[outbox.HeaderCorrelation], want["more"] = "own", "x"
+	want[provider.HeaderCorrelation], want["more"] = "own", "x"
 	same(s, "headers of a message that has some", entries[1].Headers, want)
 	same(s, "headers from invalid metadata", len(entries[2].Headers), 0)
 	same(s, "headers of the caller", len(ms[1].Headers), 2)

@@ -166,7 +166,7 @@ func oddNames(s *stage) {
 		same(s, "event", []string{events[0].ID, events[0].Stream, events[0].Type}, []string{ids[name], "review-" + name, name})
 		entries := s.entries(outbox.Filter{Topic: "review", Key: "review-" + name})
 		same(s, fmt.Sprintf("entries of key %q", name), len(entries), 1)
-		same(s, "entry", []string{entries[0].ID, entries[0].Headers[outbox.HeaderType]}, []string{ids[name], name})
+		same(s, "entry", []string{entries[0].ID, entries[0].Headers[provider.HeaderType]}, []string{ids[name], name})
 	}
 }
 

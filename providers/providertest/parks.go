@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -57,7 +56,7 @@ func parkedIsKept(s *stage) {
 	for class := provider.ClassUnknown; class <= provider.ClassHeld; class++ {
 		p := s.failed(fmt.Sprint("m'\" 日本 ", class), fmt.Sprint("review-42-ann ", class))
 		p.Topic, p.Payload = `t'o"p;ic`, []byte("binary \x00\xff"+class.String())
-		p.Headers = map[string]string{outbox.HeaderType: "review.posted", "o'dd": `v"\ 日本`, "empty": ""}
+		p.Headers = map[string]string{provider.HeaderType: "review.posted", "o'dd": `v"\ 日本`, "empty": ""}
 		p.Handlers = []string{s.name + "/posted", s.name + "/it's"}
 		p.Class, p.Code, p.Error, p.Attempts, p.Type, p.Version = class, "23'505", "it's\n\x00 \xff a stack", 5+int(class), "review.posted'é", `v1.2-"日本"`
 		want = append(want, p)

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -81,7 +80,7 @@ func (s *stage) failed(id, key string) provider.Parked {
 	return provider.Parked{
 		Projector: s.name, Generation: s.generation, Handler: s.name + "/posted", Handlers: []string{s.name + "/posted"}, MessageID: id, Topic: "review",
 		Key: key, Lane: laneOf(id, key), Type: "review.posted", Payload: []byte("payload of " + id),
-		Headers: map[string]string{outbox.HeaderType: "review.posted"}, Class: provider.ClassUnknown, Code: "panic", Attempts: 1, Version: "v1",
+		Headers: map[string]string{provider.HeaderType: "review.posted"}, Class: provider.ClassUnknown, Code: "panic", Attempts: 1, Version: "v1",
 	}
 }
 

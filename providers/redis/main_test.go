@@ -65,9 +65,9 @@ type event struct {
 func (e event) message() *message.Message {
 	payload, _ := json.Marshal(e.Posted) // never fails
 	m := message.NewMessage(e.ID, payload)
-	m.Metadata[outbox.HeaderType] = "posted"
+	m.Metadata[provider.HeaderType] = "posted"
 	m.Metadata[outbox.HeaderKey] = e.Key
-	m.Metadata[outbox.HeaderStream] = e.Key
+	m.Metadata[provider.HeaderStream] = e.Key
 	return m
 }
 

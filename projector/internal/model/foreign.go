@@ -21,7 +21,7 @@ type Decode func(topic string, m *message.Message) (eventstore.Raw, error)
 const headerUUID = "kinora_uuid"
 
 // isOwn reports whether a message is in Kinora's wire form.
-func isOwn(headers map[string]string) bool { return headers[outbox.HeaderType] != "" }
+func isOwn(headers map[string]string) bool { return headers[provider.HeaderType] != "" }
 
 // decode sets the event of a message of other software, or why it has none.
 func (d *Received) decode(decode Decode) {
@@ -29,7 +29,7 @@ func (d *Received) decode(decode Decode) {
 	raw.Position, raw.Schema = 0, cmp.Or(raw.Schema, 1)
 	raw.Stream = cmp.Or(raw.Stream, d.Msg.Metadata[outbox.HeaderKey])
 	if raw.RecordedAt.IsZero() {
-		raw.RecordedAt, _ = check.ParseTime(d.Msg.Metadata[outbox.HeaderRecordedAt])
+		raw.RecordedAt, _ = check.ParseTime(d.Msg.Metadata[provider.HeaderRecordedAt])
 	}
 	_, isTime := provider.StoredTime(raw.RecordedAt)
 	invalid := provider.CheckText("message id", raw.ID, provider.MaxIDBytes)

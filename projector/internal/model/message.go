@@ -39,7 +39,7 @@ func Receive(topic string, m *message.Message, decode Decode, projectors int) *R
 		d.decode(decode)
 	} else {
 		d.Raw, d.Malformed = outbox.ParseWatermill(m)
-		d.Key = cmp.Or(m.Metadata[outbox.HeaderKey], m.Metadata[outbox.HeaderStream])
+		d.Key = cmp.Or(m.Metadata[outbox.HeaderKey], m.Metadata[provider.HeaderStream])
 	}
 	d.open.Store(int32(projectors))
 	return d
@@ -81,7 +81,7 @@ func relayed(raw *eventstore.Raw, log string) map[string]string {
 	m.SetPlace(raw.Position, log)
 	h := m.Headers
 	h[outbox.HeaderKey] = raw.Stream
-	h[outbox.HeaderRecordedAt] = raw.RecordedAt.UTC().Format(time.RFC3339Nano)
+	h[provider.HeaderRecordedAt] = raw.RecordedAt.UTC().Format(time.RFC3339Nano)
 	return h
 }
 

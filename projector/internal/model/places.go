@@ -4,7 +4,7 @@ import (
 	"context"
 	"strings"
 
-	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // FindPlaces sets the positions of deliveries in the log. Events of another log have none. For an event that was
@@ -16,7 +16,7 @@ func (h *Host) FindPlaces(ctx context.Context, msgs []*Message) error {
 	var unknown []*Message
 	var ids []string
 	for _, m := range msgs {
-		switch log := m.Msg.Metadata[outbox.HeaderLog]; {
+		switch log := m.Msg.Metadata[provider.HeaderLog]; {
 		case m.Malformed != nil, m.IsForeign, m.IsUnknown:
 		case log == named:
 			m.Position = m.Raw.Position
@@ -38,7 +38,7 @@ func (h *Host) FindPlaces(ctx context.Context, msgs []*Message) error {
 	for _, m := range unknown {
 		place, ok := places[m.ID]
 		m.Position = place.Position
-		if !ok && m.Msg.Metadata[outbox.HeaderLog] != "" && m.Aside == nil {
+		if !ok && m.Msg.Metadata[provider.HeaderLog] != "" && m.Aside == nil {
 			m.Aside = &Aside{Cause: ErrNoEvent, Attempts: 1}
 		}
 	}
@@ -47,7 +47,7 @@ func (h *Host) FindPlaces(ctx context.Context, msgs []*Message) error {
 
 // OfEarlierLog reports whether a message was published from this log before it was restored or moved.
 func (h *Host) OfEarlierLog(m *Message) bool {
-	own, log := *h.LogID.Load(), m.Msg.Metadata[outbox.HeaderLog]
+	own, log := *h.LogID.Load(), m.Msg.Metadata[provider.HeaderLog]
 	lineage, _, named := strings.Cut(log, "/")
 	return !m.IsForeign && !m.IsUnknown && named && lineage == own.Lineage && log != own.String()
 }
