@@ -96,6 +96,14 @@ evidence: ## write docs/evidence.md: the tests, cells of the fault suite and mut
 screenshots: browser postgres ## make the pictures of the operators' page in docs/images again, in four minutes
 	cd cmd/kinora && KINORA_SCREENSHOTS=$(CURDIR)/docs/images go test -count=1 -run TestAPoisonedServiceIsRepairedFromThePage ./commands
 
+# What an application can link: without kits and suites for tests, and the tools of this repository.
+size: ## count the lines of the library, by directory
+	@git ls-files '*.go' '*.sql' '*.lua' '*.html' '*.css' '*.js' | \
+	grep -vE '_test\.go$$|^(bench|docs|examples|tests)/|/(goldentest|projectortest|providertest|postgrestest)/' | \
+	grep -E '^[^/]*$$|^[^i]|^internal/(check|crash|errclass|eventtype|foreignrows|presence|pulse|sweep|taskrow)/' | xargs wc -l | \
+	awk '$$2 == "total" { next } { n = split($$2, p, "/"); d = n == 1 ? "." : p[1] (n > 2 ? "/" p[2] : ""); lines[d] += $$1; all += $$1 } \
+	END { for (d in lines) printf "%6d %s\n", lines[d], d; printf "%6d in all\n", all }' | sort -k2
+
 # The direct requirements of the root module, which every application inherits. A new one is a decision: see
 # docs/adr/0017-the-root-module-is-the-library.md. What only examples, tests/fault, tests/sqlkits or bench use belongs in their own go.mod.
 REQUIRES := github.com/ThreeDotsLabs/watermill github.com/ThreeDotsLabs/watermill-sql/v3 github.com/go-json-experiment/json \
@@ -104,7 +112,7 @@ REQUIRES := github.com/ThreeDotsLabs/watermill github.com/ThreeDotsLabs/watermil
 
 lint: $(BIN)/golangci-lint-$(GOLANGCI) ## formatting, vet, import arrows, the short list in .golangci.yaml, exported names, plain English, what each module requires
 	$(BIN)/golangci-lint-$(GOLANGCI) run $$(go list -m -f '{{.Dir}}/...')
-	go run ./internal/exported -max 512 eventstore outbox projector marker claim task
+	go run ./internal/exported -max 502 $$(git ls-files '*.go' | grep -E '^(eventstore|outbox|projector|marker|claim|task)/' | grep -v internal/ | xargs -n1 dirname | sort -u)
 	go run ./internal/plainwords
 	@more=$$(GOWORK=off go list -m -f '{{if not (or .Main .Indirect)}}{{.Path}}{{end}}' all | grep -vxF "$$(printf '%s\n' '' $(REQUIRES))"); \
 	[ -z "$$more" ] || { echo "go.mod requires modules that are not in REQUIRES of the Makefile:"; echo "$$more"; exit 1; }
@@ -116,4 +124,4 @@ $(BIN)/golangci-lint-$(GOLANGCI):
 	GOBIN=$(BIN) GOFLAGS=-mod=mod go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
 	mv $(BIN)/golangci-lint $@
 
-.PHONY: help demo test steady gcc postgres server redis pgbouncer browser fault long fault-short mutants bench figures evidence screenshots lint
+.PHONY: help demo test steady gcc postgres server redis pgbouncer browser fault long fault-short mutants bench figures evidence screenshots size lint
