@@ -15,7 +15,7 @@ var taskDecideCases = []testCase{
 	},
 	{
 		name: "requeue what a filter selects", play: taskRequeueMany,
-		rule: "RequeueTasks changes the abandoned and failed tasks that f selects, and returns their number; others are unchanged",
+		rule: "RequeueTasks makes the abandoned and failed tasks that f selects pending at once, with no attempts counted, and returns their number; slots and direction stay, and others are unchanged",
 	},
 	{
 		name: "cancel what a filter selects", play: taskCancelMany,
@@ -23,7 +23,7 @@ var taskDecideCases = []testCase{
 	},
 	{
 		name: "complete only abandoned tasks", play: taskCompleteOnly,
-		rule: "CompleteTask is ErrTaskVersion unless the task is abandoned; invalid JSON is an *InvalidError",
+		rule: "CompleteTask makes an abandoned task pending with a result, and a worker ends it as done. It is ErrTaskVersion for others; invalid JSON is an *InvalidError",
 	},
 	{
 		name: "patch", play: taskPatched,
@@ -84,8 +84,13 @@ func taskRequeueMany(s *stage) {
 	for _, t := range was {
 		name := string(t.Status)
 		if now := s.task(name); t.Status == provider.TaskFailed || t.Status == provider.TaskAbandoned {
-			same(s, "the requeued task", []any{now.Status, now.Attempts, now.Version}, []any{provider.TaskPending, 0, t.Version + 1})
-			s.take(name)
+			same(s, "the requeued task", []any{now.Status, now.Attempts, now.Vanished, now.EndedAt.IsZero(), now.Version, now.Undo},
+				[]any{provider.TaskPending, 0, 0, true, t.Version + 1, t.Undo})
+			s.sameState(now.State, t.State)
+			records := s.records(name)
+			r := records[len(records)-1]
+			same(s, "its record", []string{r.What, r.By, r.Reason}, []string{provider.WhatRequeued, ann.By, ann.Reason})
+			same(s, "attempts of the next claim", s.take(name).Attempts, 1)
 		} else {
 			same(s, "a task in another status", now, t)
 		}
@@ -106,7 +111,12 @@ func taskCancelMany(s *stage) {
 			same(s, "a final task", now, t)
 			continue
 		}
-		same(s, "the canceled task", []any{now.Undo, now.Why, now.Version, now.Doubt}, []any{true, provider.WhyCanceled, t.Version + 1, t.Doubt})
+		status := provider.TaskPending
+		if t.Status == provider.TaskClaimed {
+			status = t.Status
+		}
+		same(s, "the canceled task", []any{now.Status, now.Undo, now.Why, now.Version, now.Doubt, now.EndedAt.IsZero()},
+			[]any{status, true, provider.WhyCanceled, t.Version + 1, t.Doubt, true})
 		last := s.records(string(t.Status))
 		r := last[len(last)-1]
 		same(s, "its record", []string{r.What, r.By, r.Reason}, []string{provider.WhatCanceled, ann.By, ann.Reason})
@@ -135,6 +145,12 @@ func taskCompleteOnly(s *stage) {
 	s.ok(s.tasks.CompleteTask(s.ctx, t.ID, json.RawMessage(`1`), ann), "complete a task that is being undone")
 	now := s.task("undo")
 	same(s, "the completed task", []any{now.Status, now.Undo, string(now.Result)}, []any{provider.TaskPending, true, "1"})
+	done := s.begun("done by hand")
+	s.apply(done, provider.TaskChange{To: provider.TaskAbandoned})
+	s.ok(s.tasks.CompleteTask(s.ctx, done.ID, json.RawMessage(`{"by":"hand"}`), ann), "complete")
+	done = s.take("done by hand")
+	s.sameJSON("result of the claimed task", done.Result, `{"by":"hand"}`)
+	s.sameJSON("result of the done task", s.apply(done, provider.TaskChange{To: provider.TaskDone, Result: done.Result}).Result, `{"by":"hand"}`)
 	// a later cancellation of a completed task drops the result: its steps are undone
 	s.ok(s.tasks.CompleteTask(s.ctx, s.id("abandoned"), json.RawMessage(`1`), ann), "complete")
 	same(s, "cancel", s.cancelTask("abandoned"), true)

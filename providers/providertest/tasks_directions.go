@@ -144,26 +144,6 @@ func taskForwardAgain(s *stage) {
 }
 
 func taskCanceled(s *stage) {
-	s.addTasks(s.draftTask("pending"))
-	later := s.draftTask("later")
-	later.After = lease
-	s.addTasks(later)
-	s.apply(s.begun("failed"), provider.TaskChange{To: provider.TaskFailed, After: lease, Code: "x"})
-	s.apply(s.begun("waiting"), wait("paid", 1, lease))
-	s.apply(s.begun("endless"), wait("paid", 1, 0))
-	s.apply(s.begun("abandoned"), provider.TaskChange{To: provider.TaskAbandoned, Code: "x"})
-	for _, name := range []string{"pending", "later", "failed", "waiting", "endless", "abandoned"} {
-		version := s.task(name).Version
-		same(s, "cancel of "+name, s.cancelTask(name), true)
-		now := s.task(name)
-		same(s, "the canceled task "+name, []any{now.Status, now.Undo, now.Why, now.Version, now.EndedAt.IsZero()},
-			[]any{provider.TaskPending, true, provider.WhyCanceled, version + 1, true})
-		same(s, "cancel again", s.cancelTask(name), false)
-		t := s.take(name)
-		same(s, "the claimed task "+name, []any{t.Undo, t.Why, t.Attempts}, []any{true, provider.WhyCanceled, 1})
-		s.apply(t, provider.TaskChange{To: provider.TaskUndone})
-		same(s, "cancel of an undone task", s.cancelTask(name), false)
-	}
 	t := s.begun("claimed")
 	was := s.task("claimed")
 	same(s, "cancel of a claimed task", s.cancelTask("claimed"), true)
@@ -211,42 +191,6 @@ func taskReleased(s *stage) {
 		same(s, "attempts of a claim after a release", t.Attempts, 2)
 		s.apply(t, provider.TaskChange{To: provider.TaskPending})
 	}
-}
-
-func taskRequeued(s *stage) {
-	s.apply(s.begun("failed"), provider.TaskChange{To: provider.TaskFailed, After: lease, Code: "x"})
-	t := s.begun("abandoned")
-	s.apply(t, step("charge", 1, `1`))
-	s.apply(t, provider.TaskChange{To: provider.TaskAbandoned, Code: "x"})
-	for _, name := range []string{"failed", "abandoned"} {
-		version := s.task(name).Version
-		n, err := s.tasks.RequeueTasks(s.ctx, provider.TaskFilter{IDs: []string{s.id(name)}}, ann)
-		s.ok(err, "requeue")
-		same(s, "requeued", n, 1)
-		now := s.task(name)
-		same(s, "the requeued task", []any{now.Status, now.Attempts, now.Vanished, now.EndedAt.IsZero(), now.Version, now.Undo},
-			[]any{provider.TaskPending, 0, 0, true, version + 1, false})
-		same(s, "attempts of the next claim", s.take(name).Attempts, 1)
-	}
-	s.sameState(s.task("abandoned").State, filled("charge", 1, `1`))
-	s.trailed("abandoned", "abandoned x", "requeued")
-	r := s.records("abandoned")[1]
-	same(s, "who decided, and why", []string{r.By, r.Reason}, []string{ann.By, ann.Reason})
-}
-
-func taskCompleted(s *stage) {
-	t := s.begun("call")
-	s.apply(t, step("charge", 1, `1`))
-	version := s.apply(t, provider.TaskChange{To: provider.TaskAbandoned, Code: "x"}).Version
-	s.ok(s.tasks.CompleteTask(s.ctx, t.ID, json.RawMessage(`{"by":"hand"}`), ann), "complete")
-	now := s.task("call")
-	same(s, "the completed task", []any{now.Status, now.Attempts, now.Version, now.EndedAt.IsZero(), now.Undo}, []any{provider.TaskPending, 0, version + 1, true, false})
-	s.sameJSON("result", now.Result, `{"by":"hand"}`)
-	t = s.take("call")
-	s.sameJSON("result of the claimed task", t.Result, `{"by":"hand"}`)
-	now = s.apply(t, provider.TaskChange{To: provider.TaskDone, Result: t.Result})
-	s.sameJSON("result of the done task", now.Result, `{"by":"hand"}`)
-	s.trailed("call", "abandoned x", "completed", "done")
 }
 
 func taskFinal(s *stage) {

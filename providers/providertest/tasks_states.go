@@ -92,8 +92,8 @@ var taskStateCases = []testCase{
 		rule: "Claims, lost leases, failures, releases and requeues do not change the direction",
 	},
 	{
-		name: "cancel", play: taskCanceled,
-		rule: "Cancel makes a task that is not final pending, with the direction undo; a claimed one stays claimed, and its worker notices it at its next change",
+		name: "cancel of a claimed task", play: taskCanceled,
+		rule: "Cancel leaves a claimed task claimed, with the direction undo, and its worker notices it at its next change",
 	},
 	{
 		name: "all undos are settled", play: taskUndone,
@@ -103,14 +103,6 @@ var taskStateCases = []testCase{
 		// Promise: T12.1
 		name: "a release", play: taskReleased,
 		rule: "TaskPending releases a task and gives its attempt back; After delays it",
-	},
-	{
-		name: "requeue", play: taskRequeued,
-		rule: "RequeueTasks makes an abandoned or failed task pending at once, with no attempts counted; slots and direction stay",
-	},
-	{
-		name: "complete", play: taskCompleted,
-		rule: "CompleteTask makes an abandoned task pending with a result, and a worker ends it as done",
 	},
 	{
 		// Promise: T6.1
