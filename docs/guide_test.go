@@ -96,29 +96,6 @@ func narrowBuilds(pages [][]any) {
 	}
 }
 
-// The packages on tasks that the guide shows are those of examples/processes.
-func TestGuideShowsTheExamples(t *testing.T) {
-	t.Parallel()
-	shown := 0
-	for _, name := range []string{"6-external-calls-and-timers.md", "7-several-aggregates.md"} {
-		page, err := os.ReadFile("guide/" + name)
-		require.NoError(t, err)
-		for _, b := range parsePage(t, name, string(page)) {
-			f, ok := b.(file)
-			if !ok || !regexp.MustCompile(`^(dormant|erasure|every|orders|transfers)/`).MatchString(f.path) {
-				continue
-			}
-			want, err := os.ReadFile("../examples/processes/" + f.path)
-			require.NoError(t, err)
-			shows := strings.ReplaceAll(string(want), "github.com/kinora-go/kinora/examples/processes/", "example.com/reviews/")
-			shows = regexp.MustCompile(`(?m)^// Promise: .*\n`).ReplaceAllString(shows, "") // readers of the guide have no list of promises
-			require.Equal(t, shows, f.text, f.path)
-			shown++
-		}
-	}
-	require.Equal(t, 13, shown)
-}
-
 // file is a file that the reader creates or replaces.
 type file struct{ path, text string }
 
