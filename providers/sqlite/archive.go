@@ -39,10 +39,7 @@ func (d *DB) Archive(ctx context.Context, stream string, o eventstore.ArchiveOpt
 		deleted, err = u.archive(ctx, d.Provider, stream, o)
 		return err
 	})
-	if err != nil {
-		return 0, fmt.Errorf("archive %s: %w", stream, err)
-	}
-	return deleted, nil
+	return result(deleted, fmt.Sprintf("archive %s", stream), err)
 }
 
 func (s session) archive(ctx context.Context, d *Provider, stream string, o eventstore.ArchiveOptions) (int64, error) {

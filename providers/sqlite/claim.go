@@ -94,10 +94,7 @@ func (d *Provider) EntryCandidates(ctx context.Context, q provider.EntryQuery, l
 		return nil, fmt.Errorf("read candidates: %w", err)
 	}
 	entries, err := candidatesOf(ctx, d.reads, q, limit)
-	if err != nil {
-		return nil, fmt.Errorf("read candidates: %w", err)
-	}
-	return entries, nil
+	return result(entries, "read candidates", err)
 }
 
 func candidatesOf(ctx context.Context, from querier, q provider.EntryQuery, limit int) ([]provider.Entry, error) {
@@ -230,10 +227,7 @@ func (d *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t cl
 		})
 		return err
 	})
-	if err != nil {
-		return nil, fmt.Errorf("claim entries: %w", err)
-	}
-	return taken, nil
+	return result(taken, "claim entries", err)
 }
 
 func (s session) claim(ctx context.Context, q provider.EntryQuery, t claim.Terms, read func(context.Context, int) ([]provider.Entry, error)) ([]provider.Entry, error) {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"database/sql"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -58,12 +57,7 @@ type columnInfo struct {
 }
 
 func (u *unit) columnInfos(ctx context.Context, t tableName) (all []columnInfo, err error) {
-	err = each(ctx, u, func(rows *sql.Rows) error {
-		var c columnInfo
-		err := rows.Scan(&c.name, &c.key, &c.generated)
-		all = append(all, c)
-		return err
-	}, listColumns, t.name, t.schema)
+	all, err = rowsOf(ctx, u, func(c *columnInfo) []any { return []any{&c.name, &c.key, &c.generated} }, listColumns, t.name, t.schema)
 	if err == nil && len(all) == 0 {
 		err = fmt.Errorf("%w: no table %s", provider.ErrInput, t)
 	}
@@ -148,13 +142,10 @@ func (u *unit) differences(ctx context.Context, p provider.TablePair, is *compar
 }
 
 func (u *unit) differ(ctx context.Context, p provider.TablePair, query string, args ...any) (found []provider.Difference, err error) {
-	err = each(ctx, u, func(rows *sql.Rows) error {
-		d := provider.Difference{Table: p.Other}
-		err := rows.Scan((*[]byte)(&d.Key), (*[]byte)(&d.Want), (*[]byte)(&d.Got))
-		found = append(found, d)
-		return err
+	return rowsOf(ctx, u, func(d *provider.Difference) []any {
+		d.Table = p.Other
+		return []any{(*[]byte)(&d.Key), (*[]byte)(&d.Want), (*[]byte)(&d.Got)}
 	}, query, args...)
-	return found, err
 }
 
 // query selects the key, the right row and the other row of at most limit rows that differ and

@@ -121,12 +121,7 @@ func (d *dryRun) changes(ctx context.Context) (changes []provider.Change, err er
 		before, err = d.read(ctx)
 	}
 	if err == nil {
-		err = each(ctx, d, func(rows *sql.Rows) error {
-			var c provider.Change
-			err := rows.Scan(&c.Table, (*[]byte)(&c.Before), (*[]byte)(&c.After))
-			changes = append(changes, c)
-			return err
-		}, pairRows, before, after)
+		changes, err = rowsOf(ctx, d, func(c *provider.Change) []any { return []any{&c.Table, (*[]byte)(&c.Before), (*[]byte)(&c.After)} }, pairRows, before, after)
 	}
 	return result(changes, "dry run", err)
 }

@@ -33,8 +33,5 @@ func (d *Provider) findEvent(ctx context.Context, q querier, id string) (eventst
 	if errors.Is(err, sql.ErrNoRows) {
 		return eventstore.Appended{}, nil
 	}
-	if err != nil {
-		return eventstore.Appended{}, fmt.Errorf("find an event: %w", err)
-	}
-	return at, nil
+	return result(at, "find an event", err)
 }

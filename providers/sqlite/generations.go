@@ -33,16 +33,10 @@ func numbered(ctx context.Context, q querier, b provider.Build) (provider.Build,
 	return b, err
 }
 
-func generationsOf(ctx context.Context, q querier, projector string) (all []provider.Generation, err error) {
-	err = each(ctx, q, func(rows *sql.Rows) error {
-		var g provider.Generation
-		var created, changed int64
-		err := rows.Scan(&g.Projector, &g.Generation, &g.Revision, &g.State, (*[]byte)(&g.Data), &created, &changed)
-		g.CreatedAt, g.ChangedAt = timeOf(created), timeOf(changed)
-		all = append(all, g)
-		return err
+func generationsOf(ctx context.Context, q querier, projector string) ([]provider.Generation, error) {
+	return rowsOf(ctx, q, func(g *provider.Generation) []any {
+		return []any{&g.Projector, &g.Generation, &g.Revision, &g.State, (*[]byte)(&g.Data), scanTime(&g.CreatedAt), scanTime(&g.ChangedAt)}
 	}, listGenerations, projector)
-	return all, err
 }
 
 // Generations implements provider.Builds.

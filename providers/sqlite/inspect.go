@@ -69,10 +69,7 @@ func (d *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, erro
 		query, args = listOpenEntries, append(args, open, held)
 	}
 	entries, err := entriesOf(ctx, d.reads, query, args...)
-	if err != nil {
-		return nil, fmt.Errorf("list entries: %w", err)
-	}
-	return entries, nil
+	return result(entries, "list entries", err)
 }
 
 const (
@@ -103,10 +100,7 @@ func (d *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.
 		counts[s] = n
 		return err
 	}, query, args...)
-	if err != nil {
-		return nil, fmt.Errorf("count entries: %w", err)
-	}
-	return counts, nil
+	return result(counts, "count entries", err)
 }
 
 // The first and the last time that can be read: see provider.Entry.Malformed.
@@ -131,10 +125,7 @@ func (d *DB) Requeue(ctx context.Context, f outbox.Filter) (int, error) {
 		window = 0
 	}
 	n, err := d.decide(ctx, requeueEntries, f, window)
-	if err != nil {
-		return 0, fmt.Errorf("requeue: %w", err)
-	}
-	return n, nil
+	return result(n, "requeue", err)
 }
 
 const skipEntries = `
@@ -151,10 +142,7 @@ returning topic, key, 0`
 // Skip implements outbox.Inspector.
 func (d *DB) Skip(ctx context.Context, f outbox.Filter) (int, error) {
 	n, err := d.decide(ctx, skipEntries, f)
-	if err != nil {
-		return 0, fmt.Errorf("skip: %w", err)
-	}
-	return n, nil
+	return result(n, "skip", err)
 }
 
 func (d *Provider) decide(ctx context.Context, query string, f provider.EntryFilter, more ...any) (n int, err error) {

@@ -64,10 +64,7 @@ func (d *Provider) LogPage(ctx context.Context, q provider.LogQuery) (provider.L
 		return provider.LogPage{}, err
 	}
 	page, err := d.logPage(ctx, q)
-	if err != nil {
-		return provider.LogPage{}, fmt.Errorf("read the log after %d: %w", q.After, err)
-	}
-	return page, nil
+	return result(page, fmt.Sprintf("read the log after %d", q.After), err)
 }
 
 func (d *Provider) logPage(ctx context.Context, q provider.LogQuery) (page provider.LogPage, err error) {
@@ -223,10 +220,7 @@ func (x logIndex) Since(ctx context.Context, after int64, t time.Time) (before i
 // LogPosition implements provider.Log.
 func (d *Provider) LogPosition(ctx context.Context, from eventstore.From) (int64, error) {
 	position, err := provider.FindPosition(ctx, logIndex{d}, from)
-	if err != nil {
-		return 0, fmt.Errorf("find a position of the log: %w", err)
-	}
-	return position, nil
+	return result(position, "find a position of the log", err)
 }
 
 // LogStreams implements provider.Log.
@@ -236,10 +230,7 @@ func (d *Provider) LogStreams(ctx context.Context, versions map[string]int64, af
 		found = append(found, e)
 		return err
 	}, readLogStreams, jsonOf(versions), after)
-	if err != nil {
-		return nil, fmt.Errorf("read streams of the log: %w", err)
-	}
-	return found, nil
+	return result(found, "read streams of the log", err)
 }
 
 // LogEvents implements provider.Log.
@@ -250,10 +241,7 @@ func (d *Provider) LogEvents(ctx context.Context, ids []string) (map[string]even
 		events[e.ID] = e
 		return err
 	}, readLogEvents, jsonOf(provider.EventIDs(ids)))
-	if err != nil {
-		return nil, fmt.Errorf("read events by id: %w", err)
-	}
-	return events, nil
+	return result(events, "read events by id", err)
 }
 
 // LogPlaces implements provider.Log.
@@ -267,10 +255,7 @@ func (d *Provider) LogPlaces(ctx context.Context, ids []string) (map[string]prov
 		places[p.ID] = p
 		return err
 	}, readLogPlaces, jsonOf(provider.EventIDs(ids)))
-	if err != nil {
-		return nil, fmt.Errorf("find events by id: %w", err)
-	}
-	return places, nil
+	return result(places, "find events by id", err)
 }
 
 // LogID implements provider.Log. A file does not show that it is a copy, so Branch is empty.

@@ -73,10 +73,7 @@ func (d *Provider) HoldEntries(ctx context.Context, long time.Duration, limit in
 			return err
 		})
 	}
-	if err != nil {
-		return 0, fmt.Errorf("hold entries: %w", err)
-	}
-	return n, nil
+	return result(n, "hold entries", err)
 }
 
 func (u *unit) hold(ctx context.Context, long time.Duration, limit int) (int, error) {
@@ -97,6 +94,15 @@ func (s session) changed(ctx context.Context, query string, args ...any) (int, e
 	}
 	n, err := r.RowsAffected()
 	return int(n), err
+}
+
+// changed runs a statement in a transaction of its own.
+func (d *Provider) changed(ctx context.Context, query string, args ...any) (n int, err error) {
+	err = d.writeTx(ctx, func(u *unit) error {
+		n, err = u.changed(ctx, query, args...)
+		return err
+	})
+	return n, err
 }
 
 // lane identifies the entries that are published in order.
@@ -147,10 +153,7 @@ func (d *Provider) DeleteEntries(ctx context.Context, keep outbox.EntryRetention
 	var fresh bool
 	err = one(ctx, d.reads, []any{&scanned, &next, &found, &fresh}, findExpired, after, deleteScan, published, skipped)
 	if err == nil && found > 0 {
-		err = d.writeTx(ctx, func(u *unit) error {
-			n, err = u.changed(ctx, deleteEntries, after, next, published, skipped)
-			return err
-		})
+		n, err = d.changed(ctx, deleteEntries, after, next, published, skipped)
 	}
 	if err != nil {
 		return 0, after, fmt.Errorf("delete entries: %w", err)

@@ -3,7 +3,6 @@ package sqlite
 import (
 	"context"
 	"database/sql"
-	"fmt"
 
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
@@ -57,10 +56,7 @@ func (d *Provider) MarkEntries(ctx context.Context, marks []outbox.Mark) (late [
 		}
 		return u.releaseHeld(ctx, done)
 	})
-	if err != nil {
-		return nil, fmt.Errorf("mark entries: %w", err)
-	}
-	return late, nil
+	return result(late, "mark entries", err)
 }
 
 // lanesToRelease returns the lanes of the entries to be published, by Seq, if any entry is held.

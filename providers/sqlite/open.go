@@ -25,10 +25,7 @@ func checkPath(path string) (string, error) {
 		return "", fmt.Errorf("sqlite: open %q: the path has a NUL byte: remove it", path)
 	}
 	abs, err := filepath.Abs(path)
-	if err != nil {
-		return "", fmt.Errorf("open %s: %w", path, err)
-	}
-	return abs, nil
+	return result(abs, fmt.Sprintf("open %s", path), err)
 }
 
 // These characters would end the path of a URI, or begin an escape.

@@ -47,11 +47,12 @@ func servicesOf(ctx context.Context, q querier, limit int) (all []provider.Servi
 	err = each(ctx, q, func(rows *sql.Rows) error {
 		var r provider.ServiceReport
 		var id, kind, holder, data string
-		var skew, started, seen, expires int64
-		err := rows.Scan(&id, &kind, &holder, &data, &skew, &started, &seen, &expires)
+		var skew int64
+		var started, seen, expires time.Time
+		err := rows.Scan(&id, &kind, &holder, &data, &skew, scanTime(&started), scanTime(&seen), scanTime(&expires))
 		_ = json.Unmarshal([]byte(data), &r) // a row that another program wrote shows less
 		r.ID, r.Kind, r.Holder, r.Skew = id, kind, holder, time.Duration(skew)*time.Millisecond
-		r.StartedAt, r.SeenAt, r.ExpiresAt = timeOf(started), timeOf(seen), timeOf(expires)
+		r.StartedAt, r.SeenAt, r.ExpiresAt = started, seen, expires
 		all = append(all, r)
 		return err
 	}, listServices, limit)
@@ -59,15 +60,8 @@ func servicesOf(ctx context.Context, q querier, limit int) (all []provider.Servi
 }
 
 // Pauses implements provider.Registry.
-func (d *Provider) Pauses(ctx context.Context) (all []provider.Pause, err error) {
-	err = each(ctx, d.reads, func(rows *sql.Rows) error {
-		var p provider.Pause
-		var at int64
-		err := rows.Scan(&p.Kind, &p.Name, &p.By, &p.Reason, &at)
-		p.At = timeOf(at)
-		all = append(all, p)
-		return err
-	}, listPauses)
+func (d *Provider) Pauses(ctx context.Context) ([]provider.Pause, error) {
+	all, err := rowsOf(ctx, d.reads, func(p *provider.Pause) []any { return []any{&p.Kind, &p.Name, &p.By, &p.Reason, scanTime(&p.At)} }, listPauses)
 	return result(all, "list pauses", err)
 }
 
@@ -171,32 +165,16 @@ func (d *Provider) Acts(ctx context.Context, f provider.ActFilter) (all []provid
 	if len(f.States) > 0 && !slices.ContainsFunc(f.States, provider.ActState.IsOver) {
 		query = listOpenActs
 	}
-	err = each(ctx, d.reads, func(rows *sql.Rows) error {
-		var a provider.Act
-		var detail, outcome sql.NullString
-		var at int64
-		var expires, ended sql.NullInt64
-		err := rows.Scan(&a.ID, &a.Verb, &a.Kind, &a.Name, &a.By, &a.Reason, &detail, &a.State, &a.Holder, &a.Applied, &a.Total, &outcome, &at, &expires, &ended)
-		if detail.Valid {
-			a.Detail = json.RawMessage(detail.String)
-		}
-		if outcome.Valid {
-			a.Outcome = json.RawMessage(outcome.String)
-		}
-		a.At, a.ExpiresAt, a.EndedAt = timeOf(at), timeOrZero(expires), timeOrZero(ended)
-		all = append(all, a)
-		return err
+	all, err = rowsOf(ctx, d.reads, func(a *provider.Act) []any {
+		return []any{&a.ID, &a.Verb, &a.Kind, &a.Name, &a.By, &a.Reason, (*[]byte)(&a.Detail), &a.State, &a.Holder, &a.Applied, &a.Total,
+			(*[]byte)(&a.Outcome), scanTime(&a.At), scanTime(&a.ExpiresAt), scanTime(&a.EndedAt)}
 	}, query, before, anyOf(f.IDs), anyOf(f.Verbs), f.Kind, f.Name, anyOf(f.States), limit)
 	return result(all, "list acts", err)
 }
 
 // TakeAct implements provider.Acts.
 func (d *Provider) TakeAct(ctx context.Context, id int64, holder string, lease time.Duration) (bool, error) {
-	n := 0
-	err := d.writeTx(ctx, func(u *unit) (err error) {
-		n, err = u.changed(ctx, takeAct, id, holder, millis(lease))
-		return err
-	})
+	n, err := d.changed(ctx, takeAct, id, holder, millis(lease))
 	return result(n == 1, "take an act", err)
 }
 
@@ -205,14 +183,11 @@ func (d *Provider) ChangeAct(ctx context.Context, id int64, holder string, c pro
 	if err := provider.CheckActChange(c); err != nil {
 		return false, wrap("change an act", err)
 	}
-	n, outcome := 0, c.Outcome
+	outcome := c.Outcome
 	if !c.State.IsOver() {
 		outcome = nil
 	}
-	err := d.writeTx(ctx, func(u *unit) (err error) {
-		n, err = u.changed(ctx, changeAct, id, holder, string(c.State), c.Applied, c.Total, jsonArg(outcome), millis(lease))
-		return err
-	})
+	n, err := d.changed(ctx, changeAct, id, holder, string(c.State), c.Applied, c.Total, jsonArg(outcome), millis(lease))
 	return result(n == 1, "change an act", err)
 }
 
@@ -323,23 +298,14 @@ func (d *Provider) Survey(ctx context.Context, limit int) (provider.Survey, erro
 }
 
 func (d *Provider) survey(ctx context.Context, limit int) (s provider.Survey, err error) {
-	var now, recorded int64
-	if err := one(ctx, d.reads, []any{&now, &s.Head.Position}, surveyHead); err != nil {
+	err = one(ctx, d.reads, []any{scanTime(&s.Now), &s.Head.Position}, surveyHead)
+	if s.Settled = s.Head.Position; err == nil && s.Settled > 0 {
+		err = one(ctx, d.reads, []any{&s.Head.ID, scanTime(&s.Head.RecordedAt)}, surveyHeadEvent, s.Settled)
+	}
+	if err != nil {
 		return s, err
 	}
-	s.Now, s.Settled = timeOf(now), s.Head.Position
-	if s.Head.Position > 0 {
-		if err := one(ctx, d.reads, []any{&s.Head.ID, &recorded}, surveyHeadEvent, s.Head.Position); err != nil {
-			return s, err
-		}
-		s.Head.RecordedAt = timeOf(recorded)
-	}
-	err = each(ctx, d.reads, func(rows *sql.Rows) error {
-		var b provider.SurveyedBuild
-		err := rows.Scan(&b.Projector, &b.Generation)
-		s.Builds = append(s.Builds, b)
-		return err
-	}, surveyBuilds)
+	s.Builds, err = rowsOf(ctx, d.reads, func(b *provider.SurveyedBuild) []any { return []any{&b.Projector, &b.Generation} }, surveyBuilds)
 	for i := range s.Builds {
 		if err == nil {
 			err = d.surveyBuild(ctx, &s, &s.Builds[i], limit)
@@ -364,24 +330,10 @@ func (d *Provider) survey(ctx context.Context, limit int) (s provider.Survey, er
 		}, surveyTasks, limit)
 	}
 	if err == nil {
-		err = each(ctx, d.reads, func(rows *sql.Rows) error {
-			var t provider.DueTask
-			var due int64
-			err := rows.Scan(&t.Kind, &due)
-			t.Due = timeOf(due)
-			s.DueTasks = append(s.DueTasks, t)
-			return err
-		}, surveyDue)
+		s.DueTasks, err = rowsOf(ctx, d.reads, func(t *provider.DueTask) []any { return []any{&t.Kind, scanTime(&t.Due)} }, surveyDue)
 	}
 	if err == nil {
-		err = each(ctx, d.reads, func(rows *sql.Rows) error {
-			var l provider.NamedLease
-			var expires int64
-			err := rows.Scan(&l.Name, &l.Holder, &expires)
-			l.ExpiresAt = timeOf(expires)
-			s.Leases = append(s.Leases, l)
-			return err
-		}, surveyLeases, limit)
+		s.Leases, err = rowsOf(ctx, d.reads, func(l *provider.NamedLease) []any { return []any{&l.Name, &l.Holder, scanTime(&l.ExpiresAt)} }, surveyLeases, limit)
 	}
 	s.InFlight = map[string]int64{}
 	if err == nil {
@@ -401,9 +353,7 @@ func (d *Provider) survey(ctx context.Context, limit int) (s provider.Survey, er
 
 // scanCount scans a number of rows with a status. It returns the number of rows that were looked at.
 func scanCount(rows *sql.Rows, status any, holder *string, n *provider.Count, oldest, until *time.Time) (seen int, err error) {
-	var first, last sql.NullInt64
-	err = rows.Scan(status, holder, &n.N, &first, &last, &seen)
-	*oldest, *until = timeOrZero(first), timeOrZero(last)
+	err = rows.Scan(status, holder, &n.N, scanTime(oldest), scanTime(until), &seen)
 	return seen, err
 }
 
@@ -411,11 +361,10 @@ func (d *Provider) surveyBuild(ctx context.Context, s *provider.Survey, b *provi
 	if b.Checkpoint, err = d.Checkpoint(ctx, b.Build); err != nil {
 		return err
 	}
-	var oldest sql.NullInt64
-	if err = one(ctx, d.reads, []any{&b.Parked.N, &b.Lanes.N, &b.StuckLanes.N, &oldest}, surveyParked, b.Projector, b.Generation, limit); err != nil {
+	if err = one(ctx, d.reads, []any{&b.Parked.N, &b.Lanes.N, &b.StuckLanes.N, scanTime(&b.Oldest)}, surveyParked, b.Projector, b.Generation, limit); err != nil {
 		return err
 	}
-	b.Oldest, b.Lanes.N = timeOrZero(oldest), b.Lanes.N+b.StuckLanes.N
+	b.Lanes.N += b.StuckLanes.N
 	for _, n := range []*provider.Count{&b.Parked, &b.Lanes, &b.StuckLanes} {
 		n.AtLeast = n.N >= int64(limit)
 	}
@@ -449,11 +398,6 @@ func (d *Provider) Streams(ctx context.Context, f provider.StreamFilter) (all []
 	if f.Limit <= 0 {
 		f.Limit = defaultPage
 	}
-	err = each(ctx, d.reads, func(rows *sql.Rows) error {
-		var s provider.Stream
-		err := rows.Scan(&s.ID, &s.Version)
-		all = append(all, s)
-		return err
-	}, listStreams, f.After, f.Category, f.Limit)
+	all, err = rowsOf(ctx, d.reads, func(s *provider.Stream) []any { return []any{&s.ID, &s.Version} }, listStreams, f.After, f.Category, f.Limit)
 	return result(all, "list streams", err)
 }

@@ -71,12 +71,8 @@ func (d *Provider) Try(ctx context.Context, p provider.Parked, limit int, again 
 	if tried {
 		after = millis(again)
 	}
-	err = d.writeTx(ctx, func(u *unit) error {
-		n, err := u.changed(ctx, tryParked, p.Seq, after, p.Projector, p.Attempts, anyOf(p.Handlers))
-		tried = tried && n == 1
-		return err
-	})
-	return result(tried, fmt.Sprint("try parked message ", p.Seq), err)
+	n, err := d.changed(ctx, tryParked, p.Seq, after, p.Projector, p.Attempts, anyOf(p.Handlers))
+	return result(tried && n == 1, fmt.Sprint("try parked message ", p.Seq), err)
 }
 
 const (
@@ -199,12 +195,9 @@ func parkedOf(ctx context.Context, q querier, query string, args ...any) (parked
 		var p provider.Parked
 		var handlers []byte
 		var headers, class, state string
-		var at int64
-		var resolved, due sql.NullInt64
 		err := rows.Scan(&p.Seq, &p.Projector, &p.Generation, &p.Handler, &handlers, &p.MessageID, &p.Topic, &p.Key, &p.Lane, &p.Type,
-			&class, &p.Code, &p.Error, &p.Attempts, &p.Version, &at, &state, &resolved, &p.By, &p.Reason, &due, &headers, &p.Payload)
+			&class, &p.Code, &p.Error, &p.Attempts, &p.Version, scanTime(&p.At), &state, scanTime(&p.ResolvedAt), &p.By, &p.Reason, scanTime(&p.DueAt), &headers, &p.Payload)
 		p.Class, p.State = provider.ParseClass(class), provider.ParseParkedState(state)
-		p.At, p.ResolvedAt, p.DueAt = timeOf(at), timeOrZero(resolved), timeOrZero(due)
 		p.Headers = decodeHeaders(headers)
 		// a row of another writer may have an invalid list
 		_ = json.Unmarshal(handlers, &p.Handlers)

@@ -179,9 +179,14 @@ func one(ctx context.Context, q querier, dest []any, query string, args ...any) 
 
 // column returns the values of a query that selects one column.
 func column[T any](ctx context.Context, q querier, query string, args ...any) (all []T, err error) {
+	return rowsOf(ctx, q, func(v *T) []any { return []any{v} }, query, args...)
+}
+
+// rowsOf returns the rows of a query. columns returns where the columns of a row go.
+func rowsOf[T any](ctx context.Context, q querier, columns func(*T) []any, query string, args ...any) (all []T, err error) {
 	err = each(ctx, q, func(rows *sql.Rows) error {
 		var v T
-		err := rows.Scan(&v)
+		err := rows.Scan(columns(&v)...)
 		all = append(all, v)
 		return err
 	}, query, args...)

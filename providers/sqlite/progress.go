@@ -299,10 +299,7 @@ func (d *Provider) PruneApplied(ctx context.Context, b provider.Build, handlers 
 	if any, err := column[bool](ctx, d.reads, `select exists (`+appliedMarkers+`)`, args...); err != nil || !any[0] {
 		return 0, wrap("prune applied", err)
 	}
-	err = d.writeTx(ctx, func(u *unit) error {
-		n, err = u.changed(ctx, pruneApplied, args...)
-		return err
-	})
+	n, err = d.changed(ctx, pruneApplied, args...)
 	return result(n, "prune applied", err)
 }
 

@@ -140,10 +140,7 @@ func (d *Provider) MarkedHandlers(ctx context.Context) ([]string, error) {
 // DropMarkers implements provider.MarkerMaintainer.
 func (d *Provider) DropMarkers(ctx context.Context, handler string, limit int) (n int, err error) {
 	if err = provider.CheckStorable("handler", handler); err == nil {
-		err = d.writeTx(ctx, func(u *unit) error {
-			n, err = u.changed(ctx, dropMarkers, handler, limit)
-			return err
-		})
+		n, err = d.changed(ctx, dropMarkers, handler, limit)
 	}
 	return result(n, "drop markers", err)
 }

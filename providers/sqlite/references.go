@@ -2,7 +2,6 @@ package sqlite
 
 import (
 	"context"
-	"database/sql"
 	"fmt"
 	"regexp"
 	"slices"
@@ -30,13 +29,12 @@ from pragma_table_list t, pragma_foreign_key_list(t.name, t.schema) f where t.ty
 
 // references returns the foreign keys of all tables.
 func (u *unit) references(ctx context.Context) (all []reference, err error) {
-	err = each(ctx, u, func(rows *sql.Rows) error {
-		var r reference
-		err := rows.Scan(&r.from.schema, &r.from.name, &r.to.name, &r.acts, &r.restricts)
-		r.to.schema = r.from.schema
-		all = append(all, r)
-		return err
+	all, err = rowsOf(ctx, u, func(r *reference) []any {
+		return []any{&r.from.schema, &r.from.name, &r.to.name, &r.acts, &r.restricts}
 	}, listReferences)
+	for i := range all {
+		all[i].to.schema = all[i].from.schema
+	}
 	return all, err
 }
 

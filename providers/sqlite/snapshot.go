@@ -67,10 +67,7 @@ func snapshotOf(ctx context.Context, q querier, stream, schema string) (eventsto
 	if errors.Is(err, sql.ErrNoRows) {
 		return eventstore.Snapshot{}, nil
 	}
-	if err != nil {
-		return eventstore.Snapshot{}, fmt.Errorf("load the snapshot of %s: %w", stream, err)
-	}
-	return s, nil
+	return result(s, fmt.Sprintf("load the snapshot of %s", stream), err)
 }
 
 func (s session) saveSnapshot(ctx context.Context, stream string, n eventstore.Snapshot) error {

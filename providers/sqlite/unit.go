@@ -180,6 +180,20 @@ func timeOrZero(ms sql.NullInt64) time.Time {
 	return timeOf(ms.Int64)
 }
 
+// storedMillis is a time that is stored in milliseconds; null is the zero time.
+type storedMillis time.Time
+
+// Scan implements sql.Scanner.
+func (t *storedMillis) Scan(stored any) error {
+	var ms sql.NullInt64
+	err := ms.Scan(stored)
+	*t = storedMillis(timeOrZero(ms))
+	return err
+}
+
+// scanTime returns where a column with a time goes.
+func scanTime(to *time.Time) *storedMillis { return (*storedMillis)(to) }
+
 // millis rounds up, so that a lease is never too short.
 func millis(d time.Duration) int64 { return int64(math.Ceil(float64(d) / float64(time.Millisecond))) }
 
