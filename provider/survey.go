@@ -43,21 +43,18 @@ type StuckLane struct {
 }
 
 // EntryCount is the number of entries with a status. Published and skipped entries are not counted.
-type EntryCount struct {
-	Status EntryStatus `json:"status"`
-	Holder string      `json:"holder,omitempty"` // of claimed entries
-	Count
-	Oldest time.Time `json:"oldest"`         // when the first was created
-	Until  time.Time `json:"until,omitzero"` // of claimed entries: the end of the last lease
-}
+type EntryCount = HeldCount[EntryStatus]
 
 // TaskCount is the number of tasks with a status. Done and undone tasks are not counted.
-type TaskCount struct {
-	Status TaskStatus `json:"status"`
-	Holder string     `json:"holder,omitempty"` // of claimed tasks
+type TaskCount = HeldCount[TaskStatus]
+
+// HeldCount is the number of rows with a status and a holder.
+type HeldCount[Status ~string] struct {
+	Status Status `json:"status"`
+	Holder string `json:"holder,omitempty"` // of claimed rows
 	Count
 	Oldest time.Time `json:"oldest"`         // when the first was created
-	Until  time.Time `json:"until,omitzero"` // of claimed tasks: the end of the last lease
+	Until  time.Time `json:"until,omitzero"` // of claimed rows: the end of the last lease
 }
 
 // DueTask is the first task of a kind that is due.

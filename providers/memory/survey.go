@@ -101,16 +101,11 @@ func entryCounts(s *state, limit int) (all []provider.EntryCount) {
 		if !e.Status.Open() {
 			continue
 		}
-		holder, until := "", time.Time{}
+		one := provider.EntryCount{Status: e.Status, Oldest: e.CreatedAt}
 		if e.Status == provider.EntryClaimed {
-			holder, until = e.ClaimedBy, e.NextAttemptAt
+			one.Holder, one.Until = e.ClaimedBy, e.NextAttemptAt
 		}
-		i := slices.IndexFunc(all, func(c provider.EntryCount) bool { return c.Status == e.Status && c.Holder == holder })
-		if i < 0 {
-			i, all = len(all), append(all, provider.EntryCount{Status: e.Status, Holder: holder, Oldest: e.CreatedAt})
-		}
-		all[i].N++
-		all[i].Oldest, all[i].Until = earlier(all[i].Oldest, e.CreatedAt), later(all[i].Until, until)
+		all = countHeld(all, one)
 	}
 	group := func(status provider.EntryStatus) int {
 		return slices.IndexFunc([]bool{
@@ -124,10 +119,30 @@ func entryCounts(s *state, limit int) (all []provider.EntryCount) {
 	for i := range all {
 		all[i].Count = provider.Count{N: min(all[i].N, int64(limit)), AtLeast: sums[group(all[i].Status)] >= int64(limit)}
 	}
-	slices.SortFunc(all, func(a, b provider.EntryCount) int {
+	sortHeld(all)
+	return all
+}
+
+// countHeld adds one row to the count of its status and holder.
+func countHeld[Status ~string](all []provider.HeldCount[Status], one provider.HeldCount[Status]) []provider.HeldCount[Status] {
+	i := slices.IndexFunc(all, func(c provider.HeldCount[Status]) bool { return c.Status == one.Status && c.Holder == one.Holder })
+	if i < 0 {
+		i, all = len(all), append(all, one)
+	}
+	all[i].N++
+	if one.Oldest.Before(all[i].Oldest) {
+		all[i].Oldest = one.Oldest
+	}
+	if one.Until.After(all[i].Until) {
+		all[i].Until = one.Until
+	}
+	return all
+}
+
+func sortHeld[Status ~string](all []provider.HeldCount[Status]) {
+	slices.SortFunc(all, func(a, b provider.HeldCount[Status]) int {
 		return cmp.Or(cmp.Compare(a.Status, b.Status), cmp.Compare(a.Holder, b.Holder))
 	})
-	return all
 }
 
 func (s *state) surveyTasks(now time.Time, limit int) (all []provider.TaskCount, due []provider.DueTask) {
@@ -135,16 +150,11 @@ func (s *state) surveyTasks(now time.Time, limit int) (all []provider.TaskCount,
 		if t.Status.Final() {
 			continue
 		}
-		holder, until := "", time.Time{}
+		one := provider.TaskCount{Status: t.Status, Oldest: t.CreatedAt}
 		if t.Status == provider.TaskClaimed {
-			holder, until = t.ClaimedBy, t.NextAt
+			one.Holder, one.Until = t.ClaimedBy, t.NextAt
 		}
-		i := slices.IndexFunc(all, func(c provider.TaskCount) bool { return c.Status == t.Status && c.Holder == holder })
-		if i < 0 {
-			i, all = len(all), append(all, provider.TaskCount{Status: t.Status, Holder: holder, Oldest: t.CreatedAt})
-		}
-		all[i].N++
-		all[i].Oldest, all[i].Until = earlier(all[i].Oldest, t.CreatedAt), later(all[i].Until, until)
+		all = countHeld(all, one)
 		if !t.Status.Open() || t.Suspect || t.NextAt.IsZero() || t.NextAt.After(now) {
 			continue
 		}
@@ -152,28 +162,14 @@ func (s *state) surveyTasks(now time.Time, limit int) (all []provider.TaskCount,
 		if k < 0 {
 			k, due = len(due), append(due, provider.DueTask{Kind: t.Kind, Due: t.NextAt})
 		}
-		due[k].Due = earlier(due[k].Due, t.NextAt)
+		if t.NextAt.Before(due[k].Due) {
+			due[k].Due = t.NextAt
+		}
 	}
 	for i := range all {
 		all[i].Count = upTo(limit, all[i].N)
 	}
-	slices.SortFunc(all, func(a, b provider.TaskCount) int {
-		return cmp.Or(cmp.Compare(a.Status, b.Status), cmp.Compare(a.Holder, b.Holder))
-	})
+	sortHeld(all)
 	slices.SortFunc(due, func(a, b provider.DueTask) int { return cmp.Compare(a.Kind, b.Kind) })
 	return all, due
-}
-
-func earlier(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
-}
-
-func later(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
 }

@@ -144,15 +144,11 @@ func (db *Provider) findSnapshots(ctx context.Context, l provider.DiagnosisLimit
 	}
 	var snapshots []snapshot
 	var slots, dead []named
-	scanNamed := func(row pgx.CollectableRow) (d named, err error) {
-		err = row.Scan(&d.name, &d.n)
-		return d, err
-	}
+	scanNamed := into(func(d *named) []any { return []any{&d.name, &d.n} })
 	b := &pgx.Batch{}
-	queueAll(b, &snapshots, func(row pgx.CollectableRow) (s snapshot, err error) {
-		err = row.Scan(&s.name, &s.application, &s.user, &s.state, &s.query, &s.since, &s.end)
-		return s, err
-	}, snapshotsSQL, l.Snapshot.Microseconds())
+	queueAll(b, &snapshots, into(func(s *snapshot) []any {
+		return []any{&s.name, &s.application, &s.user, &s.state, &s.query, &s.since, &s.end}
+	}), snapshotsSQL, l.Snapshot.Microseconds())
 	queueAll(b, &slots, scanNamed, slotsSQL)
 	queueAll(b, &dead, scanNamed, deadRowsSQL, db.cfg.Schema)
 	if err := db.pool.SendBatch(ctx, b).Close(); err != nil {

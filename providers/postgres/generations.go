@@ -85,15 +85,12 @@ func (db *Provider) Generations(ctx context.Context, projector string) ([]provid
 	if err := provider.CheckStorable("projector", projector); err != nil {
 		return nil, wrap("list generations", err)
 	}
-	all, err := collect(ctx, db.pool, scanGeneration, db.q(generationsSQL), planned, projector)
+	all, err := collect(ctx, db.pool, into(generationColumns), db.q(generationsSQL), planned, projector)
 	return all, ofOwn(ctx, wrap("list generations", err))
 }
 
-func scanGeneration(row pgx.CollectableRow) (g provider.Generation, err error) {
-	var data []byte
-	err = row.Scan(&g.Projector, &g.Generation, &g.Revision, &g.State, &data, &g.CreatedAt, &g.ChangedAt)
-	g.Data, g.CreatedAt, g.ChangedAt = data, g.CreatedAt.UTC(), g.ChangedAt.UTC()
-	return g, err
+func generationColumns(g *provider.Generation) []any {
+	return []any{&g.Projector, &g.Generation, &g.Revision, &g.State, (*[]byte)(&g.Data), scanTime(&g.CreatedAt), scanTime(&g.ChangedAt)}
 }
 
 // SetGeneration implements provider.Builds. If it changes the mode of a checkpoint, it waits for open

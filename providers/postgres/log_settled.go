@@ -252,11 +252,5 @@ func (db *Provider) openAppends(ctx context.Context, is settled, before int64) (
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (o provider.OpenAppend, err error) {
-		var since *time.Time
-		if err = row.Scan(&o.Backend, &since); since != nil {
-			o.Since = since.UTC()
-		}
-		return o, err
-	})
+	return pgx.CollectRows(rows, into(func(o *provider.OpenAppend) []any { return []any{&o.Backend, scanTime(&o.Since)} }))
 }

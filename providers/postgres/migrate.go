@@ -152,10 +152,9 @@ func (db *Provider) sayWhoBlocks(ctx context.Context, pid int) (stop func()) {
 			}
 			var by provider.Backend
 			var blocker int
-			var since *time.Time
-			_, _ = pgx.ForEachRow(rows, []any{&blocker, &by.Application, &by.User, &by.State, &since}, func() error {
+			_, _ = pgx.ForEachRow(rows, []any{&blocker, &by.Application, &by.User, &by.State, scanTime(&by.Since)}, func() error {
 				slog.Warn("the migration waits for a lock", "schema", db.cfg.Schema, //nolint:sloglint // Config has no logger
-					"pid", blocker, "application", by.Application, "user", by.User, "state", by.State, "since", timeAt(since))
+					"pid", blocker, "application", by.Application, "user", by.User, "state", by.State, "since", by.Since)
 				return nil
 			})
 		}

@@ -65,22 +65,18 @@ func scanService(row pgx.CollectableRow) (r provider.ServiceReport, err error) {
 	var skew int64
 	var id, kind, holder string
 	var started, seen, expires time.Time
-	if err = row.Scan(&id, &kind, &holder, &data, &skew, &started, &seen, &expires); err != nil {
+	if err = row.Scan(&id, &kind, &holder, &data, &skew, scanTime(&started), scanTime(&seen), scanTime(&expires)); err != nil {
 		return r, err
 	}
 	_ = json.Unmarshal(data, &r) // a row that another program wrote shows less
 	r.ID, r.Kind, r.Holder, r.Skew = id, kind, holder, time.Duration(skew)*time.Microsecond
-	r.StartedAt, r.SeenAt, r.ExpiresAt = started.UTC(), seen.UTC(), expires.UTC()
+	r.StartedAt, r.SeenAt, r.ExpiresAt = started, seen, expires
 	return r, nil
 }
 
 // Pauses implements provider.Registry.
 func (db *Provider) Pauses(ctx context.Context) ([]provider.Pause, error) {
-	all, err := collect(ctx, db.pool, func(row pgx.CollectableRow) (p provider.Pause, err error) {
-		err = row.Scan(&p.Kind, &p.Name, &p.By, &p.Reason, &p.At)
-		p.At = p.At.UTC()
-		return p, err
-	}, db.q(pausesSQL), planned)
+	all, err := collect(ctx, db.pool, into(func(p *provider.Pause) []any { return []any{&p.Kind, &p.Name, &p.By, &p.Reason, scanTime(&p.At)} }), db.q(pausesSQL), planned)
 	return all, ofOwn(ctx, wrap("list pauses", clear(err)))
 }
 
@@ -169,7 +165,7 @@ func (db *Provider) Acts(ctx context.Context, f provider.ActFilter) ([]provider.
 	if len(f.States) > 0 && !containsOver(f.States) {
 		sql = openActsSQL
 	}
-	all, err := collect(ctx, db.pool, scanAct, db.q(sql), planned, before, f.IDs, f.Verbs, f.Kind, f.Name, states, limit)
+	all, err := collect(ctx, db.pool, into(actColumns), db.q(sql), planned, before, f.IDs, f.Verbs, f.Kind, f.Name, states, limit)
 	return all, ofOwn(ctx, wrap("list acts", clear(err)))
 }
 
@@ -182,18 +178,9 @@ func containsOver(states []provider.ActState) bool {
 	return false
 }
 
-func scanAct(row pgx.CollectableRow) (a provider.Act, err error) {
-	var detail, outcome []byte
-	var expires, ended *time.Time
-	err = row.Scan(&a.ID, &a.Verb, &a.Kind, &a.Name, &a.By, &a.Reason, &detail, &a.State, &a.Holder, &a.Applied, &a.Total, &outcome, &a.At, &expires, &ended)
-	a.Detail, a.Outcome, a.At = detail, outcome, a.At.UTC()
-	if expires != nil {
-		a.ExpiresAt = expires.UTC()
-	}
-	if ended != nil {
-		a.EndedAt = ended.UTC()
-	}
-	return a, err
+func actColumns(a *provider.Act) []any {
+	return []any{&a.ID, &a.Verb, &a.Kind, &a.Name, &a.By, &a.Reason, (*[]byte)(&a.Detail), &a.State, &a.Holder, &a.Applied, &a.Total,
+		(*[]byte)(&a.Outcome), scanTime(&a.At), scanTime(&a.ExpiresAt), scanTime(&a.EndedAt)}
 }
 
 // TakeAct implements provider.Acts.

@@ -4,12 +4,14 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
+	"fmt"
 	"math"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -95,6 +97,32 @@ func collect[T any](ctx context.Context, on querier, row pgx.RowToFunc[T], sql s
 	rows, _ := on.Query(ctx, sql, args...)
 	return pgx.CollectRows(rows, row)
 }
+
+// into returns a function that scans a row. columns returns where its columns go.
+func into[T any](columns func(*T) []any) pgx.RowToFunc[T] {
+	return func(row pgx.CollectableRow) (v T, err error) {
+		err = row.Scan(columns(&v)...)
+		return v, err
+	}
+}
+
+// scannedTime is a time as it is stored; null is the zero time.
+type scannedTime time.Time
+
+// ScanTimestamptz implements pgtype.TimestamptzScanner.
+func (t *scannedTime) ScanTimestamptz(v pgtype.Timestamptz) error {
+	if v.InfinityModifier != pgtype.Finite {
+		return fmt.Errorf("cannot scan %v into a time", v.InfinityModifier)
+	}
+	*t = scannedTime{}
+	if v.Valid {
+		*t = scannedTime(v.Time.UTC())
+	}
+	return nil
+}
+
+// scanTime returns where a column with a time goes.
+func scanTime(to *time.Time) *scannedTime { return (*scannedTime)(to) }
 
 const trySQL = `
 with ck as materialized (select clock_timestamp() t),

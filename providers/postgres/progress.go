@@ -122,13 +122,9 @@ func (db *Provider) queueCheckpoint(b *pgx.Batch, of provider.Build, locked stri
 func scanCheckpoint(row pgx.CollectableRow) (c provider.Checkpoint, err error) {
 	var mode string
 	var token uuid.NullUUID
-	var recorded *time.Time
 	var handlers, splits, segments []byte
-	err = row.Scan(&c.Generation, &c.Place.Position, &c.Place.ID, &recorded, &c.Lineage, &mode, &token, &handlers, &splits, &segments)
+	err = row.Scan(&c.Generation, &c.Place.Position, &c.Place.ID, scanTime(&c.Place.RecordedAt), &c.Lineage, &mode, &token, &handlers, &splits, &segments)
 	c.Mode, c.Token = provider.Mode(slices.Index(modes[:], mode)), claim.Token(token.UUID)
-	if recorded != nil {
-		c.Place.RecordedAt = recorded.UTC()
-	}
 	if err == nil && handlers != nil {
 		err = json.Unmarshal(handlers, &c.Handlers)
 	}
@@ -171,9 +167,8 @@ func segmentsOf(list []byte) (all []provider.Segment, err error) {
 func (db *Provider) queueSegment(b *pgx.Batch, of provider.Build, number int, c *provider.Checkpoint) {
 	b.Queue(db.q(segmentSQL), of.Projector, of.Number(), number).Query(func(rows pgx.Rows) error {
 		var is provider.Segment
-		var recorded *time.Time
 		var token uuid.UUID
-		_, err := pgx.ForEachRow(rows, []any{&is.Number, &is.Place.Position, &is.Place.ID, &recorded, &token}, func() error {
+		_, err := pgx.ForEachRow(rows, []any{&is.Number, &is.Place.Position, &is.Place.ID, scanTime(&is.Place.RecordedAt), &token}, func() error {
 			is.Token = claim.Token(token)
 			c.Segments = append(c.Segments, is)
 			return nil
@@ -188,11 +183,10 @@ func (db *Provider) TakeSegment(ctx context.Context, of provider.Build, number i
 		return was, false, wrap("take a segment", err)
 	}
 	crash.Point("set checkpoint: before")
-	var recorded *time.Time
 	was.Number = number
 	err = db.fenced(ctx, of.Projector, false, func(b *pgx.Batch) {
 		b.Queue(db.q(takeSegmentSQL), of.Projector, of.Generation, number, uuid.UUID(token)).Query(func(rows pgx.Rows) error {
-			_, err := pgx.ForEachRow(rows, []any{&was.Place.Position, &was.Place.ID, &recorded}, func() error {
+			_, err := pgx.ForEachRow(rows, []any{&was.Place.Position, &was.Place.ID, scanTime(&was.Place.RecordedAt)}, func() error {
 				ok = true
 				return nil
 			})
@@ -200,9 +194,6 @@ func (db *Provider) TakeSegment(ctx context.Context, of provider.Build, number i
 		})
 	})
 	crash.Point("set checkpoint: after")
-	if recorded != nil {
-		was.Place.RecordedAt = recorded.UTC()
-	}
 	return was, ok && err == nil, ofOwn(ctx, wrap("take a segment", err))
 }
 

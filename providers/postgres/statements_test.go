@@ -39,7 +39,7 @@ func constants(t *testing.T) map[string]string {
 		files = append(files, f)
 	}
 	// Imports are not followed, except for the constants that statements use.
-	headers := types.NewPackage("github.com/kinora-go/kinora/outbox", "outbox")
+	headers := types.NewPackage("github.com/kinora-go/kinora/provider", "provider")
 	headers.Scope().Insert(types.NewConst(0, headers, "HeaderVersion", types.Typ[types.UntypedString], constant.MakeString(provider.HeaderVersion)))
 	headers.Scope().Insert(types.NewConst(0, headers, "HeaderPosition", types.Typ[types.UntypedString], constant.MakeString(provider.HeaderPosition)))
 	headers.Scope().Insert(types.NewConst(0, headers, "HeaderStream", types.Typ[types.UntypedString], constant.MakeString(provider.HeaderStream)))

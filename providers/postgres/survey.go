@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/provider"
@@ -125,39 +124,18 @@ func (db *Provider) survey(ctx context.Context, limit int) (s provider.Survey, e
 	b.Queue(db.q(surveyHeadSQL)).QueryRow(func(row pgx.Row) error {
 		var position *int64
 		var id *string
-		var at *time.Time
-		err := row.Scan(&s.Now, &position, &id, &at)
-		if s.Now = s.Now.UTC(); position != nil {
-			s.Head = provider.LogPlace{Position: *position, ID: *id, RecordedAt: at.UTC()}
+		err := row.Scan(scanTime(&s.Now), &position, &id, scanTime(&s.Head.RecordedAt))
+		if position != nil {
+			s.Head.Position, s.Head.ID = *position, *id
 		}
 		return err
 	})
 	queueAll(b, &s.Builds, func(row pgx.CollectableRow) (provider.SurveyedBuild, error) { return scanBuild(row, limit) }, db.q(surveyBuildsSQL), limit)
-	queueAll(b, &s.Entries, func(row pgx.CollectableRow) (e provider.EntryCount, err error) {
-		var oldest, until *time.Time
-		var seen int64
-		err = row.Scan(&e.Status, &e.Holder, &e.N, &oldest, &until, &seen)
-		e.AtLeast, e.Oldest, e.Until = seen >= int64(limit), timeAt(oldest), timeAt(until)
-		return e, err
-	}, db.q(surveyEntriesSQL), limit)
-	queueAll(b, &s.Tasks, func(row pgx.CollectableRow) (e provider.TaskCount, err error) {
-		var oldest, until *time.Time
-		var seen int64
-		err = row.Scan(&e.Status, &e.Holder, &e.N, &oldest, &until, &seen)
-		e.AtLeast, e.Oldest, e.Until = seen >= int64(limit), timeAt(oldest), timeAt(until)
-		return e, err
-	}, db.q(surveyTasksSQL), limit)
-	queueAll(b, &s.DueTasks, func(row pgx.CollectableRow) (d provider.DueTask, err error) {
-		err = row.Scan(&d.Kind, &d.Due)
-		d.Due = d.Due.UTC()
-		return d, err
-	}, db.q(surveyDueSQL))
+	queueHeldCounts(b, &s.Entries, db.q(surveyEntriesSQL), limit)
+	queueHeldCounts(b, &s.Tasks, db.q(surveyTasksSQL), limit)
+	queueAll(b, &s.DueTasks, into(func(d *provider.DueTask) []any { return []any{&d.Kind, scanTime(&d.Due)} }), db.q(surveyDueSQL))
 	queueAll(b, &s.Services, scanService, db.q(servicesSQL), limit)
-	queueAll(b, &s.Leases, func(row pgx.CollectableRow) (l provider.NamedLease, err error) {
-		err = row.Scan(&l.Name, &l.Holder, &l.ExpiresAt)
-		l.ExpiresAt = l.ExpiresAt.UTC()
-		return l, err
-	}, db.q(surveyLeasesSQL), limit)
+	queueAll(b, &s.Leases, into(func(l *provider.NamedLease) []any { return []any{&l.Name, &l.Holder, scanTime(&l.ExpiresAt)} }), db.q(surveyLeasesSQL), limit)
 	var runner string
 	var n int64
 	s.InFlight = map[string]int64{}
@@ -224,23 +202,24 @@ func (r wider) Scan(dest ...any) error {
 }
 
 func scanBuild(row pgx.CollectableRow, limit int) (b provider.SurveyedBuild, err error) {
-	var oldest *time.Time
-	b.Checkpoint, err = scanCheckpoint(wider{row, []any{&b.Projector, &b.Generation}, []any{&b.Parked.N, &oldest, &b.Lanes.N, &b.StuckLanes.N}})
+	b.Checkpoint, err = scanCheckpoint(wider{row, []any{&b.Projector, &b.Generation}, []any{&b.Parked.N, scanTime(&b.Oldest), &b.Lanes.N, &b.StuckLanes.N}})
 	if malformed := new(json.UnmarshalTypeError); errors.As(err, &malformed) { // a row that another program wrote shows less
 		err = nil
 	}
-	b.Oldest = timeAt(oldest)
 	for _, n := range []*provider.Count{&b.Parked, &b.Lanes, &b.StuckLanes} {
 		n.AtLeast = n.N >= int64(limit)
 	}
 	return b, err
 }
 
-func timeAt(t *time.Time) time.Time {
-	if t == nil {
-		return time.Time{}
-	}
-	return t.UTC()
+// queueHeldCounts queues a statement that counts rows. Its last column is the number of rows that were looked at.
+func queueHeldCounts[Status ~string](b *pgx.Batch, all *[]provider.HeldCount[Status], sql string, limit int) {
+	queueAll(b, all, func(row pgx.CollectableRow) (c provider.HeldCount[Status], err error) {
+		var seen int
+		err = row.Scan(&c.Status, &c.Holder, &c.N, scanTime(&c.Oldest), scanTime(&c.Until), &seen)
+		c.AtLeast = seen >= limit
+		return c, err
+	}, sql, limit)
 }
 
 // queueAll queues a statement whose rows are appended to all.

@@ -97,7 +97,7 @@ func (w *unit) beginSwitch(ctx context.Context, conn *pgx.Conn) (pgx.Tx, error) 
 			return tx, ofSwitch(ctx, wrap("wait for the open units of the projector", err))
 		}
 	}
-	all, err := collect(ctx, tx, scanGeneration, w.db.q(sql), planned, w.Projector)
+	all, err := collect(ctx, tx, into(generationColumns), w.db.q(sql), planned, w.Projector)
 	if err != nil {
 		return tx, ofSwitch(ctx, wrap("read the generations", err))
 	}

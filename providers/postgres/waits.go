@@ -2,9 +2,9 @@ package postgres
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/provider"
@@ -36,9 +36,8 @@ from (select * from pg_stat_activity where datname = current_database() and wait
 order by since limit 50`
 )
 
-// backendOf returns a session, or a prepared transaction if pid is zero.
-func backendOf(pid int, gid, application, user, state, query string, since *time.Time) provider.Backend {
-	b := provider.Backend{Application: application, User: user, State: state, Query: query, Since: timeAt(since)}
+// nameBackend returns b with its name and its end: a session, or a prepared transaction if pid is zero.
+func nameBackend(b provider.Backend, pid int, gid string) provider.Backend {
 	switch {
 	case pid != 0:
 		b.Name = "pid " + itoa(int64(pid))
@@ -53,27 +52,26 @@ func backendOf(pid int, gid, application, user, state, query string, since *time
 	return b
 }
 
+func backendColumns(b *provider.Backend) []any {
+	return []any{&b.Application, &b.User, &b.State, &b.Query, scanTime(&b.Since)}
+}
+
 // waits returns who keeps others waiting. A role that may not see other sessions gets less.
 func (db *Provider) waits(ctx context.Context) (all []provider.Wait, err error) {
 	b := &pgx.Batch{}
 	var appends, blocked []provider.Wait
 	queueAll(b, &appends, func(row pgx.CollectableRow) (w provider.Wait, err error) {
 		var pid int
-		var gid, application, user, state, query string
-		var since *time.Time
-		err = row.Scan(&pid, &gid, &application, &user, &state, &query, &since)
-		w.What, w.Blocker = "append", backendOf(pid, gid, application, user, state, query, since)
+		var gid string
+		err = row.Scan(append([]any{&pid, &gid}, backendColumns(&w.Blocker)...)...)
+		w.What, w.Blocker = "append", nameBackend(w.Blocker, pid, gid)
 		return w, err
 	}, db.q(appendsSQL))
 	queueAll(b, &blocked, func(row pgx.CollectableRow) (w provider.Wait, err error) {
 		var waiter, pid int
 		var gid string
-		var x, y provider.Backend
-		var waits, since *time.Time
-		err = row.Scan(&waiter, &y.Application, &y.User, &y.State, &y.Query, &waits, &pid, &gid, &x.Application, &x.User, &x.State, &x.Query, &since)
-		w.What = "lock"
-		w.Waiter = backendOf(waiter, "", y.Application, y.User, y.State, y.Query, waits)
-		w.Blocker = backendOf(pid, gid, x.Application, x.User, x.State, x.Query, since)
+		err = row.Scan(slices.Concat([]any{&waiter}, backendColumns(&w.Waiter), []any{&pid, &gid}, backendColumns(&w.Blocker))...)
+		w.What, w.Waiter, w.Blocker = "lock", nameBackend(w.Waiter, waiter, ""), nameBackend(w.Blocker, pid, gid)
 		return w, err
 	}, db.q(blockedSQL))
 	err = db.pool.SendBatch(ctx, b).Close()

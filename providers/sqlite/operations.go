@@ -312,22 +312,10 @@ func (d *Provider) survey(ctx context.Context, limit int) (s provider.Survey, er
 		}
 	}
 	if err == nil {
-		err = each(ctx, d.reads, func(rows *sql.Rows) error {
-			var e provider.EntryCount
-			seen, err := scanCount(rows, &e.Status, &e.Holder, &e.Count, &e.Oldest, &e.Until)
-			e.AtLeast = seen >= limit
-			s.Entries = append(s.Entries, e)
-			return err
-		}, surveyEntries, limit)
+		s.Entries, err = heldCounts[provider.EntryStatus](ctx, d.reads, surveyEntries, limit)
 	}
 	if err == nil {
-		err = each(ctx, d.reads, func(rows *sql.Rows) error {
-			var e provider.TaskCount
-			seen, err := scanCount(rows, &e.Status, &e.Holder, &e.Count, &e.Oldest, &e.Until)
-			e.AtLeast = seen >= limit
-			s.Tasks = append(s.Tasks, e)
-			return err
-		}, surveyTasks, limit)
+		s.Tasks, err = heldCounts[provider.TaskStatus](ctx, d.reads, surveyTasks, limit)
 	}
 	if err == nil {
 		s.DueTasks, err = rowsOf(ctx, d.reads, func(t *provider.DueTask) []any { return []any{&t.Kind, scanTime(&t.Due)} }, surveyDue)
@@ -351,10 +339,17 @@ func (d *Provider) survey(ctx context.Context, limit int) (s provider.Survey, er
 	return s, err
 }
 
-// scanCount scans a number of rows with a status. It returns the number of rows that were looked at.
-func scanCount(rows *sql.Rows, status any, holder *string, n *provider.Count, oldest, until *time.Time) (seen int, err error) {
-	err = rows.Scan(status, holder, &n.N, scanTime(oldest), scanTime(until), &seen)
-	return seen, err
+// heldCounts returns the numbers of rows with a status. The last column is the number of rows that were looked at.
+func heldCounts[Status ~string](ctx context.Context, q querier, query string, limit int) (all []provider.HeldCount[Status], err error) {
+	err = each(ctx, q, func(rows *sql.Rows) error {
+		var c provider.HeldCount[Status]
+		var seen int
+		err := rows.Scan(&c.Status, &c.Holder, &c.N, scanTime(&c.Oldest), scanTime(&c.Until), &seen)
+		c.AtLeast = seen >= limit
+		all = append(all, c)
+		return err
+	}, query, limit)
+	return all, err
 }
 
 func (d *Provider) surveyBuild(ctx context.Context, s *provider.Survey, b *provider.SurveyedBuild, limit int) (err error) {
