@@ -15,9 +15,9 @@
 //
 //	entries of the outbox     Terms, Token, Backoff, Portable
 //	tasks                     Terms, Token, Backoff, Portable
-//	readers of the log        Leases: "reader/<projector>"
-//	deletion of old entries   Leases: "prune-entries"
-//	deletion of old markers   Leases: "prune-markers/<projector>"
-//	deletion of old tasks     Leases: "prune-tasks"
+//	readers of the log        provider.Leases: "reader/<projector>"
+//	deletion of old entries   provider.Leases: "prune-entries"
+//	deletion of old markers   provider.Leases: "prune-markers/<projector>"
+//	deletion of old tasks     provider.Leases: "prune-tasks"
 //	parked messages           Backoff
 package claim

@@ -6,12 +6,6 @@ import (
 	"time"
 )
 
-// Defaults of Terms.
-const (
-	DefaultLease = 5 * time.Minute
-	DefaultLimit = 50
-)
-
 // ErrTerms means that a field of Terms, of a Backoff, or of the retention or batch of an outbox is
 // invalid.
 var ErrTerms = errors.New("invalid claim terms")
@@ -28,10 +22,10 @@ type Terms struct {
 // than 1ms and a negative limit are ErrTerms.
 func (t Terms) WithDefaults() (Terms, error) {
 	if t.Lease == 0 {
-		t.Lease = DefaultLease
+		t.Lease = 5 * time.Minute
 	}
 	if t.Limit == 0 {
-		t.Limit = DefaultLimit
+		t.Limit = 50
 	}
 	if t.Token == (Token{}) {
 		t.Token = NewToken()

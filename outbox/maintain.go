@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/internal/errclass"
 	"github.com/kinora-go/kinora/internal/sweep"
 	"github.com/kinora-go/kinora/provider"
@@ -71,7 +70,7 @@ func (r *Relay) hold(ctx context.Context, m provider.EntryMaintainer) error {
 
 // turn is the lease of the relay that deletes entries.
 func (r *Relay) turn() sweep.Turn {
-	leases, _ := r.store.(claim.Leases)
+	leases, _ := r.store.(provider.Leases)
 	return sweep.Turn{Leases: leases, Name: "prune-entries", Holder: r.cfg.Holder, Clock: clock}
 }
 

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-
-	"github.com/kinora-go/kinora/claim"
 )
 
 // Combine returns a Provider with the units of a store that has nothing else, such as Redis, and
@@ -40,7 +38,7 @@ type combined[Tx, Outer any] struct {
 	Records
 	Progress
 	Builds
-	claim.Leases
+	Leases
 	units Units[Tx]
 	store Provider[Outer]
 }

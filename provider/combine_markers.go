@@ -8,15 +8,13 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/kinora-go/kinora/claim"
 )
 
 // markedPair is a Provider of units that keep markers and checkpoints, and a second store. See Combine.
 type markedPair[Tx, Outer any] struct {
 	Parking
 	Liveness
-	claim.Leases
+	Leases
 	units MarkerUnits[Tx]
 	store Provider[Outer]
 

@@ -11,7 +11,7 @@
 //   - Records: what happened to messages, and deleting old rows.
 //   - Progress: how far each projector has applied the log.
 //   - Builds: which generations of read models exist, and which one is live.
-//   - claim.Leases: which process reads the log for a projector, and which one deletes old rows.
+//   - provider.Leases: which process reads the log for a projector, and which one deletes old rows.
 //
 // A store of events also implements Log, which reads the events in pages.
 //

@@ -42,7 +42,7 @@ type Outbox interface {
 }
 
 // EntryMaintainer is a capability of an Outbox: maintenance that relays do every few seconds or
-// minutes. If the Outbox also has the capability claim.Leases, one relay at a time deletes entries.
+// minutes. If the Outbox also has the capability Leases, one relay at a time deletes entries.
 type EntryMaintainer interface {
 	// HoldEntries holds at most limit pending entries that wait for long: those behind an entry
 	// of their topic and key that is abandoned, or failed with at least long of its backoff left.

@@ -1,7 +1,5 @@
 package provider
 
-import "github.com/kinora-go/kinora/claim"
-
 // Provider is a store for runners. Tx is the transaction type of its handlers.
 type Provider[Tx any] interface {
 	Units[Tx]
@@ -10,5 +8,5 @@ type Provider[Tx any] interface {
 	Records
 	Progress
 	Builds
-	claim.Leases
+	Leases
 }

@@ -320,7 +320,7 @@ func TestClaimTasks(t *testing.T) {
 	b := &batchStub{}
 	got, err = provider.ClaimTasks(t.Context(), b, provider.TaskQuery{}, claim.Terms{})
 	require.NoError(t, err)
-	require.Equal(t, []string{fmt.Sprint("batch of ", claim.DefaultLimit)}, ids(got))
+	require.Equal(t, []string{fmt.Sprint("batch of ", 50)}, ids(got))
 	got, err = provider.ClaimTasksPortably(t.Context(), b, provider.TaskQuery{}, claim.Terms{})
 	require.NoError(t, err)
 	require.Equal(t, []string{"a", "b"}, ids(got))

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/internal/errclass"
 	"github.com/kinora-go/kinora/internal/sweep"
 	"github.com/kinora-go/kinora/provider"
@@ -164,7 +163,7 @@ func (e *engine[Tx]) requeueKnown(ctx context.Context) {
 // deleteOld deletes tasks at the end of their retention. If there are many, one worker at a time deletes
 // them.
 func (e *engine[Tx]) deleteOld(ctx context.Context) {
-	leases, _ := e.db.(claim.Leases)
+	leases, _ := e.db.(provider.Leases)
 	turn := sweep.Turn{Leases: leases, Name: "prune-tasks", Holder: e.cfg.Holder, Clock: now}
 	err := sweep.Run(ctx, turn, func(ctx context.Context) (more bool, err error) {
 		limited, cancel := e.statement(ctx)

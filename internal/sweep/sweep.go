@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // length is how long the lease of a process that was killed keeps others from taking over.
@@ -13,8 +14,8 @@ const length = 15 * time.Second
 
 // Turn is the lease of the process that deletes.
 type Turn struct {
-	Leases claim.Leases // nil means that no process waits for another
-	Name   string       // of the lease
+	Leases provider.Leases // nil means that no process waits for another
+	Name   string          // of the lease
 	Holder string
 	Clock  func() time.Time
 }

@@ -140,7 +140,7 @@ func (t *tap[Tx]) compare(ctx context.Context, u *provider.Unit, before string) 
 	}
 }
 
-// AcquireLease implements claim.Leases.
+// AcquireLease implements provider.Leases.
 func (t *tap[Tx]) AcquireLease(ctx context.Context, name string, terms claim.Terms) (bool, error) {
 	if t.dead.Load() {
 		return false, errDead

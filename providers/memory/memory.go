@@ -18,7 +18,7 @@
 // data; unit.go and switch.go implement provider.Units; generations.go implements
 // provider.Builds; parking.go implements the queues of parked messages
 // and provider.Parking; liveness.go implements provider.Liveness; records.go implements the
-// markers and provider.Records; progress.go implements provider.Progress and claim.Leases; log.go
+// markers and provider.Records; progress.go implements provider.Progress and provider.Leases; log.go
 // implements provider.Log; operations.go and survey.go implement provider.Operations; tasks.go, task_changes.go and task_tx.go implement the tasks of workers.
 package memory
 

@@ -142,7 +142,7 @@ type lease struct {
 	until  time.Time
 }
 
-// AcquireLease implements claim.Leases.
+// AcquireLease implements provider.Leases.
 func (db *Provider) AcquireLease(ctx context.Context, name string, t claim.Terms) (bool, error) {
 	if err := provider.CheckStorable("name", name); err != nil {
 		return false, fmt.Errorf("acquire a lease: %w", err)
@@ -161,7 +161,7 @@ func (db *Provider) AcquireLease(ctx context.Context, name string, t claim.Terms
 	})
 }
 
-// LeaseNames implements claim.Leases.
+// LeaseNames implements provider.Leases.
 func (db *Provider) LeaseNames(ctx context.Context, prefix string) ([]string, error) {
 	if err := provider.CheckStorable("prefix", prefix); err != nil {
 		return nil, fmt.Errorf("list leases: %w", err)
@@ -179,7 +179,7 @@ func (db *Provider) LeaseNames(ctx context.Context, prefix string) ([]string, er
 	})
 }
 
-// ReleaseLease implements claim.Leases.
+// ReleaseLease implements provider.Leases.
 func (db *Provider) ReleaseLease(ctx context.Context, name string, token claim.Token) error {
 	if err := provider.CheckStorable("name", name); err != nil {
 		return fmt.Errorf("release a lease: %w", err)

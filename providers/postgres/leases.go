@@ -26,7 +26,7 @@ where l.token = excluded.token or l.expires_at <= clock_timestamp()`
 	releaseLeaseSQL = `delete from kinora.leases where name = $1::text and token = $2::uuid`
 )
 
-// AcquireLease implements claim.Leases.
+// AcquireLease implements provider.Leases.
 func (db *Provider) AcquireLease(ctx context.Context, name string, t claim.Terms) (bool, error) {
 	if err := provider.CheckStorable("name", name); err != nil {
 		return false, wrap("acquire a lease", err)
@@ -37,7 +37,7 @@ func (db *Provider) AcquireLease(ctx context.Context, name string, t claim.Terms
 	return tag.RowsAffected() == 1, ofOwn(ctx, wrap("acquire a lease", err))
 }
 
-// ReleaseLease implements claim.Leases.
+// ReleaseLease implements provider.Leases.
 func (db *Provider) ReleaseLease(ctx context.Context, name string, token claim.Token) error {
 	if err := provider.CheckStorable("name", name); err != nil {
 		return wrap("release a lease", err)
@@ -48,7 +48,7 @@ func (db *Provider) ReleaseLease(ctx context.Context, name string, token claim.T
 	return ofOwn(ctx, wrap("release a lease", err))
 }
 
-// LeaseNames implements claim.Leases.
+// LeaseNames implements provider.Leases.
 func (db *Provider) LeaseNames(ctx context.Context, prefix string) ([]string, error) {
 	if err := provider.CheckStorable("prefix", prefix); err != nil {
 		return nil, wrap("list leases", err)

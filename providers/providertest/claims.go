@@ -138,9 +138,9 @@ func claimPostState(s *stage) {
 func claimDefaults(s *stage) {
 	s.enqueue(line(60, "mail", "")...)
 	taken := s.claimAs(provider.EntryQuery{}, claim.Terms{})
-	same(s, "entries of a claim without a limit", len(taken), claim.DefaultLimit)
+	same(s, "entries of a claim without a limit", len(taken), 50)
 	for _, e := range taken {
-		same(s, "lease", e.NextAttemptAt.Sub(e.LastAttemptedAt), claim.DefaultLease)
+		same(s, "lease", e.NextAttemptAt.Sub(e.LastAttemptedAt), 5*time.Minute)
 		s.require(e.Token != claim.Token{} && e.Token == taken[0].Token, "the claim has a new token")
 	}
 	for _, t := range []claim.Terms{{Lease: -time.Second}, {Lease: time.Microsecond}, {Limit: -1}} {

@@ -239,7 +239,7 @@ func Records[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	runGroups(t, open, differences, []group{{name: "Outcomes", cases: outcomeCases}, {name: "Prune", cases: pruneCases}, {name: "Filters", cases: recordFilterCases}})
 }
 
-// Progress checks provider.Progress, claim.Leases, and what a checkpoint means for units and
+// Progress checks provider.Progress, provider.Leases, and what a checkpoint means for units and
 // records.
 func Progress[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	runGroups(t, open, differences, []group{

@@ -92,7 +92,7 @@ func noClaimInTx(s *stage) {
 				MarkEntries(context.Context, []provider.EntryMark) ([]int64, error)
 			}](view),
 			"ClaimEntries": is[provider.BatchClaimer](view),
-			"AcquireLease": is[claim.Leases](view),
+			"AcquireLease": is[provider.Leases](view),
 			"TakeTask": is[interface {
 				TakeTask(context.Context, provider.Task, provider.TaskQuery, claim.Terms) (provider.Task, bool, error)
 			}](view),

@@ -54,7 +54,7 @@ type contracts interface {
 	provider.Records
 	provider.Progress
 	provider.Builds
-	claim.Leases
+	provider.Leases
 	Keeps() provider.Keeps
 	ParkedCount(ctx context.Context, projector string) (int64, error)
 }

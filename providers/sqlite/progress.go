@@ -316,7 +316,7 @@ where token = excluded.token or expires_at <= ` + clock
 	releaseLease = `delete from kinora_leases where name = ?1 and token = ?2`
 )
 
-// AcquireLease implements claim.Leases. Its commit is not synced, except on a DB from New.
+// AcquireLease implements provider.Leases. Its commit is not synced, except on a DB from New.
 func (d *Provider) AcquireLease(ctx context.Context, name string, t claim.Terms) (acquired bool, err error) {
 	if err := provider.CheckStorable("name", name); err != nil {
 		return false, wrap("acquire a lease", err)
@@ -331,7 +331,7 @@ func (d *Provider) AcquireLease(ctx context.Context, name string, t claim.Terms)
 	return result(acquired, "acquire the lease on "+name, err)
 }
 
-// LeaseNames implements claim.Leases.
+// LeaseNames implements provider.Leases.
 func (d *Provider) LeaseNames(ctx context.Context, prefix string) (names []string, err error) {
 	if err = provider.CheckStorable("prefix", prefix); err == nil {
 		names, err = column[string](ctx, d.reads, leaseNames, prefix)
@@ -339,7 +339,7 @@ func (d *Provider) LeaseNames(ctx context.Context, prefix string) (names []strin
 	return result(names, "list leases", err)
 }
 
-// ReleaseLease implements claim.Leases. Its commit is not synced, except on a DB from New.
+// ReleaseLease implements provider.Leases. Its commit is not synced, except on a DB from New.
 func (d *Provider) ReleaseLease(ctx context.Context, name string, token claim.Token) error {
 	if err := provider.CheckStorable("name", name); err != nil {
 		return wrap("release a lease", err)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // ErrLost is the cause of a context that ended because the lease could not be extended in time, or
@@ -17,7 +18,7 @@ var ErrLost = errors.New("the lease was lost")
 
 // Keeper acquires leases for one runner.
 type Keeper struct {
-	Leases  claim.Leases
+	Leases  provider.Leases
 	Holder  string        // the id of the runner
 	Length  time.Duration // of a lease
 	Timeout time.Duration // of a statement

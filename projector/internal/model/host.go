@@ -47,7 +47,7 @@ type Store interface {
 	provider.Records
 	provider.Progress
 	provider.Builds
-	claim.Leases
+	provider.Leases
 }
 
 // Config is what the parts of a runner read of its RunnerConfig.
