@@ -14,10 +14,7 @@ import (
 
 // EntryCandidates implements provider.Outbox.
 func (db *Provider) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]provider.Entry, error) {
-	if err := provider.CheckQuery(q); err != nil {
-		return nil, fmt.Errorf("read candidates: %w", err)
-	}
-	return query(ctx, db, "read candidates", func(s *state, now time.Time) []provider.Entry { return s.candidates(q, limit, now) })
+	return checkedQuery(ctx, db, "read candidates", provider.CheckQuery(q), func(s *state, now time.Time) []provider.Entry { return s.candidates(q, limit, now) })
 }
 
 // TakeEntry implements provider.Outbox.

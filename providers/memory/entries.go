@@ -101,10 +101,7 @@ func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, err
 
 // StatusCounts implements outbox.Inspector.
 func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.Status]int64, error) {
-	if err := provider.CheckFilter(provider.EntryFilter{Status: of}); err != nil {
-		return nil, fmt.Errorf("count entries: %w", err)
-	}
-	return query(ctx, db.Provider, "count entries", func(s *state, _ time.Time) map[outbox.Status]int64 {
+	return checkedQuery(ctx, db.Provider, "count entries", provider.CheckFilter(provider.EntryFilter{Status: of}), func(s *state, _ time.Time) map[outbox.Status]int64 {
 		counts := provider.ZeroCounts(of)
 		for _, e := range s.entries.from(0) {
 			if _, asked := counts[e.Status]; asked {

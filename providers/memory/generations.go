@@ -33,10 +33,7 @@ func (s *state) generationsOf(projector string) (all []provider.Generation) {
 
 // Generations implements provider.Builds.
 func (db *Provider) Generations(ctx context.Context, projector string) ([]provider.Generation, error) {
-	if err := provider.CheckStorable("projector", projector); err != nil {
-		return nil, fmt.Errorf("list generations: %w", err)
-	}
-	return query(ctx, db, "list generations", func(s *state, _ time.Time) (all []provider.Generation) {
+	return checkedQuery(ctx, db, "list generations", provider.CheckStorable("projector", projector), func(s *state, _ time.Time) (all []provider.Generation) {
 		for _, g := range s.generations.from("") {
 			if projector == "" || g.Projector == projector {
 				g.Data = bytes.Clone(g.Data)
@@ -52,10 +49,7 @@ func (db *Provider) Generations(ctx context.Context, projector string) ([]provid
 
 // SetGeneration implements provider.Builds.
 func (db *Provider) SetGeneration(ctx context.Context, g provider.Generation) (bool, error) {
-	if err := provider.CheckGeneration(g); err != nil {
-		return false, fmt.Errorf("set a generation: %w", err)
-	}
-	return update(ctx, db, "set a generation", func(s *state, now time.Time) bool {
+	return checkedUpdate(ctx, db, "set a generation", provider.CheckGeneration(g), func(s *state, now time.Time) bool {
 		can := provider.CanSet(s.generationsOf(g.Projector), g)
 		if can {
 			s.setGeneration(g, now)
@@ -95,10 +89,7 @@ func (s *state) setGeneration(g provider.Generation, now time.Time) {
 
 // Unlogged implements provider.Builds.
 func (db *Provider) Unlogged(ctx context.Context, b provider.Build, handlers []string) (bool, error) {
-	if err := provider.CheckPrune(b.Projector, handlers); err != nil {
-		return false, fmt.Errorf("look up markers: %w", err)
-	}
-	return query(ctx, db, "look up markers", func(s *state, _ time.Time) bool {
+	return checkedQuery(ctx, db, "look up markers", provider.CheckPrune(b.Projector, handlers), func(s *state, _ time.Time) bool {
 		for _, handler := range handlers {
 			for key, m := range under(s.markers, handler) {
 				if m.position == 0 && isOfGeneration(key, handler, b) {

@@ -23,6 +23,7 @@
 package memory
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -155,12 +156,19 @@ func (tx *Model) run(ctx context.Context, fn func(tx *Model) error) error {
 
 // update runs change in a transaction and returns its result. doing is the prefix of an error.
 func update[R any](ctx context.Context, db *Provider, doing string, change func(s *state, now time.Time) R) (R, error) {
-	var result, none R
-	err := db.tx(ctx, func(tx *Model) error {
-		result = change(&tx.staged, db.now())
-		return nil
-	})
+	return checkedUpdate(ctx, db, doing, nil, change)
+}
+
+// checkedUpdate is update of input that was checked. If it is invalid, nothing runs.
+func checkedUpdate[R any](ctx context.Context, db *Provider, doing string, invalid error, change func(s *state, now time.Time) R) (result R, err error) {
+	if err = invalid; err == nil {
+		err = db.tx(ctx, func(tx *Model) error {
+			result = change(&tx.staged, db.now())
+			return nil
+		})
+	}
 	if err != nil {
+		var none R
 		return none, fmt.Errorf("%s: %w", doing, err)
 	}
 	return result, nil
@@ -168,7 +176,12 @@ func update[R any](ctx context.Context, db *Provider, doing string, change func(
 
 // query runs ask on the committed state. doing is the prefix of an error.
 func query[R any](ctx context.Context, db *Provider, doing string, ask func(s *state, now time.Time) R) (R, error) {
-	if err := ctx.Err(); err != nil {
+	return checkedQuery(ctx, db, doing, nil, ask)
+}
+
+// checkedQuery is query of input that was checked. If it is invalid, nothing runs.
+func checkedQuery[R any](ctx context.Context, db *Provider, doing string, invalid error, ask func(s *state, now time.Time) R) (R, error) {
+	if err := cmp.Or(invalid, ctx.Err()); err != nil {
 		var none R
 		return none, fmt.Errorf("%s: %w", doing, err)
 	}

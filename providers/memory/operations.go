@@ -48,10 +48,7 @@ func (db *Provider) Pauses(ctx context.Context) ([]provider.Pause, error) {
 
 // SetPause implements provider.Registry.
 func (db *Provider) SetPause(ctx context.Context, p provider.Pause, paused bool) (bool, error) {
-	if err := provider.CheckPause(p); err != nil {
-		return false, fmt.Errorf("pause: %w", err)
-	}
-	return update(ctx, db, "pause", func(s *state, now time.Time) bool {
+	return checkedUpdate(ctx, db, "pause", provider.CheckPause(p), func(s *state, now time.Time) bool {
 		key := p.Kind + "\x00" + p.Name
 		if s.pauses.has(key) == paused {
 			return false
@@ -80,10 +77,7 @@ func (s *state) addAct(a provider.Act, now time.Time) int64 {
 
 // AddAct implements provider.Acts.
 func (db *Provider) AddAct(ctx context.Context, a provider.Act) (int64, error) {
-	if err := provider.CheckAct(a); err != nil {
-		return 0, fmt.Errorf("record an act: %w", err)
-	}
-	return update(ctx, db, "record an act", func(s *state, now time.Time) int64 {
+	return checkedUpdate(ctx, db, "record an act", provider.CheckAct(a), func(s *state, now time.Time) int64 {
 		for id, old := range s.acts.from(0) {
 			if !old.EndedAt.IsZero() && old.EndedAt.Before(now.Add(-provider.ActsKept)) {
 				s.acts = s.acts.drop(id)
@@ -129,10 +123,7 @@ func (db *Provider) TakeAct(ctx context.Context, id int64, holder string, lease 
 
 // ChangeAct implements provider.Acts.
 func (db *Provider) ChangeAct(ctx context.Context, id int64, holder string, c provider.ActChange, lease time.Duration) (bool, error) {
-	if err := provider.CheckActChange(c); err != nil {
-		return false, fmt.Errorf("change an act: %w", err)
-	}
-	return update(ctx, db, "change an act", func(s *state, now time.Time) bool {
+	return checkedUpdate(ctx, db, "change an act", provider.CheckActChange(c), func(s *state, now time.Time) bool {
 		a, ok := s.acts.get(id)
 		if !ok || a.State != provider.ActRunning || a.Holder != holder {
 			return false
@@ -149,10 +140,7 @@ func (db *Provider) ChangeAct(ctx context.Context, id int64, holder string, c pr
 // CancelAct implements provider.Acts.
 func (db *Provider) CancelAct(ctx context.Context, id int64, d provider.Decision) (bool, error) {
 	by := provider.Act{Verb: "cancel", Decision: d, State: provider.ActDone, Detail: json.RawMessage(fmt.Sprintf(`{"act":%d}`, id))}
-	if err := provider.CheckAct(by); err != nil {
-		return false, fmt.Errorf("cancel an act: %w", err)
-	}
-	return update(ctx, db, "cancel an act", func(s *state, now time.Time) bool {
+	return checkedUpdate(ctx, db, "cancel an act", provider.CheckAct(by), func(s *state, now time.Time) bool {
 		a, ok := s.acts.get(id)
 		if !ok || a.State.IsOver() {
 			return false

@@ -105,10 +105,7 @@ func (s *state) leaveLane(p *provider.Parked) {
 
 // Due implements provider.Parking.
 func (db *Provider) Due(ctx context.Context, f provider.DueFilter) ([]provider.Parked, error) {
-	if err := provider.CheckDueFilter(f); err != nil {
-		return nil, fmt.Errorf("list due messages: %w", err)
-	}
-	return query(ctx, db, "list due messages", func(s *state, now time.Time) (due []provider.Parked) {
+	return checkedQuery(ctx, db, "list due messages", provider.CheckDueFilter(f), func(s *state, now time.Time) (due []provider.Parked) {
 		for _, b := range f.Builds {
 			due = append(due, s.due(b, f, now)...)
 		}
@@ -159,20 +156,14 @@ func (db *Provider) Try(ctx context.Context, p provider.Parked, limit int, again
 
 // Parked implements provider.Parking.
 func (db *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.Parked, error) {
-	if err := provider.CheckParkedFilter(f); err != nil {
-		return nil, fmt.Errorf("list parked messages: %w", err)
-	}
 	f.Limit = cmp.Or(f.Limit, 100)
-	return query(ctx, db.Provider, "list parked messages", func(s *state, _ time.Time) []provider.Parked { return s.pickParked(f) })
+	return checkedQuery(ctx, db.Provider, "list parked messages", provider.CheckParkedFilter(f), func(s *state, _ time.Time) []provider.Parked { return s.pickParked(f) })
 }
 
 // ParkedCount returns how many messages of a projector's live generation wait or are stuck. If the
 // name is empty, it counts those of all projectors.
 func (db *DB) ParkedCount(ctx context.Context, projector string) (int64, error) {
-	if err := provider.CheckStorable("projector", projector); err != nil {
-		return 0, fmt.Errorf("count parked messages: %w", err)
-	}
-	return query(ctx, db.Provider, "count parked messages", func(s *state, _ time.Time) int64 {
+	return checkedQuery(ctx, db.Provider, "count parked messages", provider.CheckStorable("projector", projector), func(s *state, _ time.Time) int64 {
 		rows := s.pickParked(provider.ParkedFilter{Projector: projector})
 		return int64(len(slices.DeleteFunc(rows, func(p provider.Parked) bool {
 			g, known := s.generations.get(buildKey(provider.Build{Projector: p.Projector, Generation: p.Generation}))

@@ -3,7 +3,6 @@ package memory
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -38,10 +37,7 @@ func (s *state) setSegment(b provider.Build, to provider.Segment) {
 
 // TakeSegment implements provider.Progress.
 func (db *Provider) TakeSegment(ctx context.Context, b provider.Build, number int, token claim.Token) (was provider.Segment, ok bool, err error) {
-	if err := provider.CheckStorable("projector", b.Projector); err != nil {
-		return was, false, fmt.Errorf("take a segment: %w", err)
-	}
-	ok, err = update(ctx, db, "take a segment", func(s *state, _ time.Time) bool {
+	ok, err = checkedUpdate(ctx, db, "take a segment", provider.CheckStorable("projector", b.Projector), func(s *state, _ time.Time) bool {
 		b := s.build(b)
 		c := s.checkpoint(b)
 		if c.Mode != provider.ModeCatchUp || !c.Split().Has(number) {
@@ -61,20 +57,14 @@ func (db *Provider) TakeSegment(ctx context.Context, b provider.Build, number in
 
 // Checkpoint implements provider.Progress.
 func (db *Provider) Checkpoint(ctx context.Context, b provider.Build) (provider.Checkpoint, error) {
-	if err := provider.CheckStorable("projector", b.Projector); err != nil {
-		return provider.Checkpoint{}, fmt.Errorf("read the checkpoint: %w", err)
-	}
-	return query(ctx, db, "read the checkpoint", func(s *state, _ time.Time) provider.Checkpoint {
+	return checkedQuery(ctx, db, "read the checkpoint", provider.CheckStorable("projector", b.Projector), func(s *state, _ time.Time) provider.Checkpoint {
 		return s.checkpoint(s.build(b))
 	})
 }
 
 // SetCheckpoint implements provider.Progress. No unit is open while it has the write lock.
 func (db *Provider) SetCheckpoint(ctx context.Context, b provider.Build, from, to provider.Checkpoint) (bool, error) {
-	if err := provider.CheckSetCheckpoint(b.Projector, to); err != nil {
-		return false, fmt.Errorf("set the checkpoint: %w", err)
-	}
-	return update(ctx, db, "set the checkpoint", func(s *state, _ time.Time) bool {
+	return checkedUpdate(ctx, db, "set the checkpoint", provider.CheckSetCheckpoint(b.Projector, to), func(s *state, _ time.Time) bool {
 		b := s.build(b)
 		is := s.checkpoint(b)
 		if is.Mode == provider.ModeEnded || is.Place.Position != from.Place.Position || is.Mode != from.Mode || is.Token != from.Token ||
@@ -90,10 +80,7 @@ func (db *Provider) SetCheckpoint(ctx context.Context, b provider.Build, from, t
 
 // Unapplied implements provider.Progress.
 func (db *Provider) Unapplied(ctx context.Context, b provider.Build, messages []provider.Message) ([]bool, error) {
-	if err := provider.CheckUnapplied(b.Projector, messages); err != nil {
-		return nil, fmt.Errorf("look up markers: %w", err)
-	}
-	return query(ctx, db, "look up markers", func(s *state, _ time.Time) []bool {
+	return checkedQuery(ctx, db, "look up markers", provider.CheckUnapplied(b.Projector, messages), func(s *state, _ time.Time) []bool {
 		return s.unapplied(s.build(b), messages)
 	})
 }
@@ -117,10 +104,7 @@ func (s *state) unapplied(b provider.Build, messages []provider.Message) []bool 
 
 // PruneApplied implements provider.Progress.
 func (db *Provider) PruneApplied(ctx context.Context, b provider.Build, handlers []string, limit int) (int, error) {
-	if err := provider.CheckPrune(b.Projector, handlers); err != nil {
-		return 0, fmt.Errorf("prune applied: %w", err)
-	}
-	return update(ctx, db, "prune applied", func(s *state, _ time.Time) (n int) {
+	return checkedUpdate(ctx, db, "prune applied", provider.CheckPrune(b.Projector, handlers), func(s *state, _ time.Time) (n int) {
 		b := s.build(b)
 		c := s.checkpoint(b)
 		for _, handler := range handlers {
@@ -144,10 +128,7 @@ type lease struct {
 
 // AcquireLease implements provider.Leases.
 func (db *Provider) AcquireLease(ctx context.Context, name string, t claim.Terms) (bool, error) {
-	if err := provider.CheckStorable("name", name); err != nil {
-		return false, fmt.Errorf("acquire a lease: %w", err)
-	}
-	return update(ctx, db, "acquire a lease", func(s *state, now time.Time) bool {
+	return checkedUpdate(ctx, db, "acquire a lease", provider.CheckStorable("name", name), func(s *state, now time.Time) bool {
 		if l, ok := s.leases.get(name); ok && l.token != t.Token && l.until.After(now) {
 			return false
 		}
@@ -163,10 +144,7 @@ func (db *Provider) AcquireLease(ctx context.Context, name string, t claim.Terms
 
 // LeaseNames implements provider.Leases.
 func (db *Provider) LeaseNames(ctx context.Context, prefix string) ([]string, error) {
-	if err := provider.CheckStorable("prefix", prefix); err != nil {
-		return nil, fmt.Errorf("list leases: %w", err)
-	}
-	return query(ctx, db, "list leases", func(s *state, now time.Time) (names []string) {
+	return checkedQuery(ctx, db, "list leases", provider.CheckStorable("prefix", prefix), func(s *state, now time.Time) (names []string) {
 		for name, l := range s.leases.from(prefix) {
 			if !strings.HasPrefix(name, prefix) {
 				break
@@ -181,10 +159,7 @@ func (db *Provider) LeaseNames(ctx context.Context, prefix string) ([]string, er
 
 // ReleaseLease implements provider.Leases.
 func (db *Provider) ReleaseLease(ctx context.Context, name string, token claim.Token) error {
-	if err := provider.CheckStorable("name", name); err != nil {
-		return fmt.Errorf("release a lease: %w", err)
-	}
-	_, err := update(ctx, db, "release a lease", func(s *state, _ time.Time) bool {
+	_, err := checkedUpdate(ctx, db, "release a lease", provider.CheckStorable("name", name), func(s *state, _ time.Time) bool {
 		if l, _ := s.leases.get(name); l.token == token {
 			s.leases = s.leases.drop(name)
 		}

@@ -3,7 +3,6 @@ package memory
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -41,10 +40,7 @@ func (s *state) mark(m provider.Marker, b provider.Build, as marker) (inserted b
 
 // Outcomes implements provider.Records.
 func (db *Provider) Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error) {
-	if err := provider.CheckQuestions(questions); err != nil {
-		return nil, fmt.Errorf("look up outcomes: %w", err)
-	}
-	return query(ctx, db, "look up outcomes", func(s *state, _ time.Time) []provider.Outcome {
+	return checkedQuery(ctx, db, "look up outcomes", provider.CheckQuestions(questions), func(s *state, _ time.Time) []provider.Outcome {
 		outcomes := make([]provider.Outcome, len(questions))
 		for i := range questions {
 			outcomes[i] = s.outcome(&questions[i])
@@ -89,10 +85,7 @@ func (s *state) outcome(q *provider.Question) provider.Outcome {
 // Prune implements provider.Records. It raises the low-water mark of a handler to the time of the
 // youngest marker that it deletes.
 func (db *Provider) Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (int, error) {
-	if err := provider.CheckPrune(projector, handlers); err != nil {
-		return 0, fmt.Errorf("prune: %w", err)
-	}
-	return update(ctx, db, "prune", func(s *state, now time.Time) (n int) {
+	return checkedUpdate(ctx, db, "prune", provider.CheckPrune(projector, handlers), func(s *state, now time.Time) (n int) {
 		before, resolved := now.Add(-window), map[int64]time.Time{}
 		for seq, p := range s.parked.from(0) {
 			if p.Projector == projector && !p.State.IsOpen() && p.ResolvedAt.Before(before) {
@@ -145,10 +138,7 @@ func (db *Provider) MarkedHandlers(ctx context.Context) ([]string, error) {
 
 // DropMarkers implements provider.MarkerMaintainer.
 func (db *Provider) DropMarkers(ctx context.Context, handler string, limit int) (int, error) {
-	if err := provider.CheckStorable("handler", handler); err != nil {
-		return 0, fmt.Errorf("drop markers: %w", err)
-	}
-	return update(ctx, db, "drop markers", func(s *state, _ time.Time) (n int) {
+	return checkedUpdate(ctx, db, "drop markers", provider.CheckStorable("handler", handler), func(s *state, _ time.Time) (n int) {
 		for key := range under(s.markers, handler) {
 			if n == limit {
 				break
