@@ -1,6 +1,7 @@
 package claim
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -17,15 +18,8 @@ type Backoff struct {
 // WithDefaults returns b with its zero fields filled in. A negative Base, a Max shorter than
 // Base, and a Jitter outside 0 to 1 are ErrTerms.
 func (b Backoff) WithDefaults() (Backoff, error) {
-	if b.Base == 0 {
-		b.Base = 30 * time.Second
-	}
-	if b.Max == 0 {
-		b.Max = max(time.Hour, b.Base)
-	}
-	if b.Attempts == 0 {
-		b.Attempts = 8
-	}
+	b.Base = cmp.Or(b.Base, 30*time.Second)
+	b.Max, b.Attempts = cmp.Or(b.Max, max(time.Hour, b.Base)), cmp.Or(b.Attempts, 8)
 	if b.Base < 0 || b.Max < b.Base || !(b.Jitter >= 0 && b.Jitter <= 1) {
 		return b, fmt.Errorf("%w: backoff base %s (must not be negative), max %s (at least base), jitter %g (0 to 1)",
 			ErrTerms, b.Base, b.Max, b.Jitter)

@@ -1,6 +1,7 @@
 package claim
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -21,12 +22,7 @@ type Terms struct {
 // WithDefaults returns t with its zero fields filled in, including a new token. A lease shorter
 // than 1ms and a negative limit are ErrTerms.
 func (t Terms) WithDefaults() (Terms, error) {
-	if t.Lease == 0 {
-		t.Lease = 5 * time.Minute
-	}
-	if t.Limit == 0 {
-		t.Limit = 50
-	}
+	t.Lease, t.Limit = cmp.Or(t.Lease, 5*time.Minute), cmp.Or(t.Limit, 50)
 	if t.Token == (Token{}) {
 		t.Token = NewToken()
 	}

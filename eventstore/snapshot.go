@@ -2,6 +2,7 @@ package eventstore
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -154,9 +155,7 @@ func (w *typeWalk) fields(t reflect.Type, path string, names map[string]bool) {
 		case !f.IsExported():
 			w.refuse("JSON does not store %s.%s: export the field", path, f.Name)
 		default:
-			if name == "" {
-				name = f.Name
-			}
+			name = cmp.Or(name, f.Name)
 			if names[name] {
 				w.refuse("JSON has one field for two of the name %s in %s: rename one", name, path)
 			}

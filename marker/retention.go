@@ -1,6 +1,7 @@
 package marker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,9 +33,7 @@ type Retention struct {
 // WithDefaults returns r with its zero fields filled in. A negative Horizon, and a Window shorter
 // than Horizon and a day, are ErrUnsafe.
 func (r Retention) WithDefaults() (Retention, error) {
-	if r.Horizon == 0 {
-		r.Horizon = defaultHorizon
-	}
+	r.Horizon = cmp.Or(r.Horizon, defaultHorizon)
 	if r.Horizon < 0 {
 		return r, fmt.Errorf("%w: horizon %s: must not be negative", ErrUnsafe, r.Horizon)
 	}

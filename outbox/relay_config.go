@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -69,15 +70,7 @@ func (c *RelayConfig) validate() error {
 	if c.Keep, err = c.Keep.WithDefaults(); err != nil {
 		return err
 	}
-	if c.Bytes == 0 {
-		c.Bytes = 8 << 20
-	}
-	if c.Poll == 0 {
-		c.Poll = time.Second
-	}
-	if c.Drain == 0 {
-		c.Drain = 10 * time.Second
-	}
+	c.Bytes, c.Poll, c.Drain = cmp.Or(c.Bytes, 8<<20), cmp.Or(c.Poll, time.Second), cmp.Or(c.Drain, 10*time.Second)
 	if c.Poll < 0 || c.Drain < 0 || c.Bytes < 0 {
 		return fmt.Errorf("poll %s, drain %s, bytes %d: must not be negative", c.Poll, c.Drain, c.Bytes)
 	}
@@ -88,8 +81,6 @@ func (c *RelayConfig) validate() error {
 	if err := provider.CheckText("holder", c.Holder, provider.MaxIDBytes); err != nil {
 		return err
 	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	return nil
 }

@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -45,9 +46,7 @@ type EntryRetention struct {
 
 // WithDefaults returns r with its zero fields filled in. A negative duration is claim.ErrTerms.
 func (r EntryRetention) WithDefaults() (EntryRetention, error) {
-	if r.Skipped == 0 {
-		r.Skipped = 30 * 24 * time.Hour
-	}
+	r.Skipped = cmp.Or(r.Skipped, 30*24*time.Hour)
 	if r.Published < 0 || r.Skipped < 0 {
 		return r, fmt.Errorf("%w: retention of published entries %s, of skipped entries %s: must not be negative",
 			claim.ErrTerms, r.Published, r.Skipped)

@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,9 +43,7 @@ func (m OutboxMessage) Normalize(ctx context.Context, maxPayload int) (OutboxMes
 		}
 		m.ID = id.String()
 	}
-	if m.Key == "" {
-		m.Key = m.ID
-	}
+	m.Key = cmp.Or(m.Key, m.ID)
 	if maxPayload <= 0 {
 		maxPayload = DefaultMaxPayload
 	}

@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -181,12 +182,7 @@ func CheckTaskResult(result json.RawMessage) error {
 
 // WithDefaults returns r with its zero fields filled in. A negative duration is claim.ErrTerms.
 func (r TaskRetention) WithDefaults() (TaskRetention, error) {
-	if r.Done == 0 {
-		r.Done = 7 * 24 * time.Hour
-	}
-	if r.Undone == 0 {
-		r.Undone = 30 * 24 * time.Hour
-	}
+	r.Done, r.Undone = cmp.Or(r.Done, 7*24*time.Hour), cmp.Or(r.Undone, 30*24*time.Hour)
 	if r.Done < 0 || r.Undone < 0 {
 		return r, fmt.Errorf("%w: retention of done tasks %s, of undone ones %s: must not be negative", claim.ErrTerms, r.Done, r.Undone)
 	}

@@ -2,6 +2,7 @@ package adminpage
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	_ "embed" // the template, the style and the script
 	"errors"
@@ -68,12 +69,7 @@ func New(store admin.Store, cfg Config) (*Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Name == "" {
-		cfg.Name = "Kinora"
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.Default()
-	}
+	cfg.Name, cfg.Logger = cmp.Or(cfg.Name, "Kinora"), cmp.Or(cfg.Logger, slog.Default())
 	cfg.Limits = cfg.Limits.WithDefaults()
 	cfg.Limits.Watch = min(cfg.Limits.Watch, time.Second)
 	h := &Handler{

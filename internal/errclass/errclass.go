@@ -19,6 +19,15 @@ func Of(err error) string {
 	}](err); ok {
 		return fmt.Sprintf("%T %s", state, state.SQLState())
 	}
+	err = Innermost(err)
+	if coded, ok := err.(interface{ Code() int }); ok {
+		return fmt.Sprintf("%T %d", err, coded.Code())
+	}
+	return fmt.Sprintf("%T", err)
+}
+
+// Innermost returns the error that the others wrap. Of joined errors it uses the last one.
+func Innermost(err error) error {
 	for {
 		var next error
 		switch e := err.(type) { //nolint:errorlint // the loop unwraps the error
@@ -30,12 +39,8 @@ func Of(err error) string {
 			}
 		}
 		if next == nil {
-			break
+			return err
 		}
 		err = next
 	}
-	if coded, ok := err.(interface{ Code() int }); ok {
-		return fmt.Sprintf("%T %d", err, coded.Code())
-	}
-	return fmt.Sprintf("%T", err)
 }

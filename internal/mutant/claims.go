@@ -77,7 +77,7 @@ var claims = []Mutant{
 	{
 		Name:  "another_limit",
 		What:  "the default limit of attempts is 9",
-		Edits: []Edit{{File: "claim/backoff.go", Old: "b.Attempts = 8", New: "b.Attempts = 9"}},
+		Edits: []Edit{{File: "claim/backoff.go", Old: "cmp.Or(b.Attempts, 8)", New: "cmp.Or(b.Attempts, 9)"}},
 		Tests: []Test{{"./claim", "TestBackoffIsExhaustedAtItsLimit"}, {"./outbox", "TestRelayBackoffScheduleThenAbandoned"}},
 	},
 	{

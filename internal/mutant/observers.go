@@ -82,7 +82,7 @@ var observers = []Mutant{
 	{
 		Name:  "error_texts",
 		What:  "spans and metrics have the texts of errors",
-		Edits: []Edit{{File: "telemetry/otel/attributes.go", Old: `return fmt.Sprintf("%T", err)`, New: `return fmt.Sprint(err)`}},
+		Edits: []Edit{{File: "telemetry/otel/attributes.go", Old: `return fmt.Sprintf("%T", errclass.Innermost(err))`, New: `return fmt.Sprint(errclass.Innermost(err))`}},
 		Tests: []Test{{"./telemetry/otel", "TestTelemetryShowsNoSecrets"}},
 	},
 	{

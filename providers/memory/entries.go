@@ -2,6 +2,7 @@ package memory
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"iter"
@@ -93,9 +94,7 @@ func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, err
 	if err := provider.CheckFilter(f); err != nil {
 		return nil, fmt.Errorf("list entries: %w", err)
 	}
-	if f.Limit == 0 {
-		f.Limit = 100
-	}
+	f.Limit = cmp.Or(f.Limit, 100)
 	return query(ctx, db.Provider, "list entries", func(s *state, now time.Time) []provider.Entry { return s.pick(f, now) })
 }
 

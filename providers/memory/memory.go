@@ -117,9 +117,7 @@ func New(cfg *Config) (*DB, error) {
 	if db.cfg.RequeueWindow < 0 {
 		return nil, fmt.Errorf("memory: RequeueWindow is %s: it must not be negative; zero means the default", db.cfg.RequeueWindow)
 	}
-	if db.cfg.RequeueWindow == 0 {
-		db.cfg.RequeueWindow = provider.DefaultRequeueWindow
-	}
+	db.cfg.RequeueWindow = cmp.Or(db.cfg.RequeueWindow, provider.DefaultRequeueWindow)
 	if db.cfg.Clock == nil {
 		db.cfg.Clock = time.Now //nolint:forbidigo // this is the store's clock
 	}

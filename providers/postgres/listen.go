@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -52,12 +53,7 @@ func NewListener(db *DB, cfg *ListenerConfig) (*Listener, error) {
 	if l.cfg.Probe < 0 {
 		return nil, fmt.Errorf("listener: Probe is %s: it must not be negative; zero means 1m", l.cfg.Probe)
 	}
-	if l.cfg.Probe == 0 {
-		l.cfg.Probe = time.Minute
-	}
-	if l.cfg.Logger == nil {
-		l.cfg.Logger = slog.Default()
-	}
+	l.cfg.Probe, l.cfg.Logger = cmp.Or(l.cfg.Probe, time.Minute), cmp.Or(l.cfg.Logger, slog.Default())
 	l.log = l.cfg.Logger.With("channel", db.channel())
 	l.config = db.pool.Config().ConnConfig
 	if l.cfg.DSN != "" {

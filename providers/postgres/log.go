@@ -109,9 +109,7 @@ func (db *Provider) LogPage(ctx context.Context, q provider.LogQuery) (provider.
 	if err := provider.CheckLogQuery(q); err != nil {
 		return provider.LogPage{}, err
 	}
-	if q.Limit == 0 {
-		q.Limit = provider.LogPageEvents
-	}
+	q.Limit = cmp.Or(q.Limit, provider.LogPageEvents)
 	page, err := db.logPage(ctx, q)
 	for try := 1; try < 3 && errors.Is(err, errBranch); try++ {
 		page, err = db.logPage(ctx, q)

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -155,18 +156,14 @@ func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 		db.cfg = *cfg
 	}
 	db.Routes = provider.NewRoutes(db.cfg.Route)
-	if db.cfg.Schema == "" {
-		db.cfg.Schema = defaultSchema
-	}
+	db.cfg.Schema = cmp.Or(db.cfg.Schema, defaultSchema)
 	if db.cfg.MaxPayload < 0 || db.cfg.MaxPayload > maxStored {
 		return nil, fmt.Errorf("postgres: MaxPayload is %d: it must be from 0, which means 1 MiB, to %d", db.cfg.MaxPayload, maxStored)
 	}
 	if db.cfg.RequeueWindow < 0 {
 		return nil, fmt.Errorf("postgres: RequeueWindow is %s: it must not be negative; zero means the default", db.cfg.RequeueWindow)
 	}
-	if db.cfg.RequeueWindow == 0 {
-		db.cfg.RequeueWindow = provider.DefaultRequeueWindow
-	}
+	db.cfg.RequeueWindow = cmp.Or(db.cfg.RequeueWindow, provider.DefaultRequeueWindow)
 	if err := checkSchema(db.cfg.Schema); err != nil {
 		return nil, err
 	}

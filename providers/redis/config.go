@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -29,9 +30,7 @@ func (c *Config) validate(client goredis.UniversalClient) error {
 	if !nameRE.MatchString(c.HashTag) || !nameRE.MatchString(c.Prefix) {
 		return fmt.Errorf("redis: HashTag is %q and Prefix %q: use at most 40 letters, digits, '-' and '_'", c.HashTag, c.Prefix)
 	}
-	if c.Prefix == "" {
-		c.Prefix = "kinora"
-	}
+	c.Prefix = cmp.Or(c.Prefix, "kinora")
 	switch cluster := client.(type) {
 	case nil:
 		return errors.New("redis: no client: New requires one")

@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -69,9 +70,7 @@ func (d *Provider) LogPage(ctx context.Context, q provider.LogQuery) (provider.L
 
 func (d *Provider) logPage(ctx context.Context, q provider.LogQuery) (page provider.LogPage, err error) {
 	page.End.Position = q.After
-	if q.Limit == 0 {
-		q.Limit = provider.LogPageEvents
-	}
+	q.Limit = cmp.Or(q.Limit, provider.LogPageEvents)
 	var covered provider.LogPlace // the last event that a page with a filter covers
 	upper := int64(math.MaxInt64)
 	if (q.Filter.Categories != nil || q.Filter.Types != nil) && !q.Unsettled {

@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -144,9 +145,7 @@ func newDB(cfg *Config) (*DB, error) {
 	if d.cfg.RequeueWindow < 0 {
 		return nil, fmt.Errorf("sqlite: RequeueWindow is %s: it must not be negative; zero means the default", d.cfg.RequeueWindow)
 	}
-	if d.cfg.RequeueWindow == 0 {
-		d.cfg.RequeueWindow = provider.DefaultRequeueWindow
-	}
+	d.cfg.RequeueWindow = cmp.Or(d.cfg.RequeueWindow, provider.DefaultRequeueWindow)
 	return d, nil
 }
 

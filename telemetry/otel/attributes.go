@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/kinora-go/kinora/internal/errclass"
 	"github.com/kinora-go/kinora/provider"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -59,21 +60,7 @@ func typeOf(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return "timeout"
 	}
-	for {
-		var next error
-		switch e := err.(type) { //nolint:errorlint // the loop unwraps the error
-		case interface{ Unwrap() error }:
-			next = e.Unwrap()
-		case interface{ Unwrap() []error }:
-			if all := e.Unwrap(); len(all) > 0 {
-				next = all[len(all)-1]
-			}
-		}
-		if next == nil {
-			return fmt.Sprintf("%T", err)
-		}
-		err = next
-	}
+	return fmt.Sprintf("%T", errclass.Innermost(err))
 }
 
 // end ends a span. Attributes are those of its error, if it has one.

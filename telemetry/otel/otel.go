@@ -1,6 +1,7 @@
 package otel
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,21 +42,9 @@ func New(cfg Config) (*Telemetry, error) {
 	if cfg.Every < 0 || cfg.Timeout < 0 {
 		return nil, fmt.Errorf("telemetry: every %s, timeout %s: must not be negative", cfg.Every, cfg.Timeout)
 	}
-	if cfg.MeterProvider == nil {
-		cfg.MeterProvider = otel.GetMeterProvider()
-	}
-	if cfg.TracerProvider == nil {
-		cfg.TracerProvider = otel.GetTracerProvider()
-	}
-	if cfg.System == "" {
-		cfg.System = "kinora"
-	}
-	if cfg.Every == 0 {
-		cfg.Every = 15 * time.Second
-	}
-	if cfg.Timeout == 0 {
-		cfg.Timeout = 5 * time.Second
-	}
+	cfg.MeterProvider = cmp.Or(cfg.MeterProvider, otel.GetMeterProvider())
+	cfg.TracerProvider, cfg.System = cmp.Or(cfg.TracerProvider, otel.GetTracerProvider()), cmp.Or(cfg.System, "kinora")
+	cfg.Every, cfg.Timeout = cmp.Or(cfg.Every, 15*time.Second), cmp.Or(cfg.Timeout, 5*time.Second)
 	t := &Telemetry{cfg: cfg, tracer: cfg.TracerProvider.Tracer(scope)}
 	if err := t.m.create(cfg.MeterProvider.Meter(scope)); err != nil {
 		return nil, fmt.Errorf("telemetry: %w", err)
