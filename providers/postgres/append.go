@@ -252,7 +252,7 @@ func (a *appending) run(ctx context.Context, q querier) (eventstore.Appended, er
 		return eventstore.Appended{}, a.damaged()
 	}
 	if err != nil {
-		return eventstore.Appended{}, fmt.Errorf("append to %s: %w", a.stream, clear(err))
+		return eventstore.Appended{}, fmt.Errorf("append to %s: %w", a.stream, explain(err))
 	}
 	return at, nil
 }
@@ -265,7 +265,7 @@ func (a *appending) refused(ctx context.Context, q querier) (eventstore.Appended
 	var actual int64
 	var ended bool
 	if err := q.QueryRow(ctx, a.db.q(whereSQL), a.stream, a.ids).Scan(&known, &base, &last, &actual, &ended); err != nil {
-		return eventstore.Appended{}, fmt.Errorf("append to %s: %w", a.stream, clear(err))
+		return eventstore.Appended{}, fmt.Errorf("append to %s: %w", a.stream, explain(err))
 	}
 	isRepeat := known == len(a.ids) && base != nil && (a.expected == eventstore.Any || *base == int64(a.expected))
 	switch {
@@ -292,7 +292,7 @@ func (a *appending) ahead(ctx context.Context, q querier, actual int64) error {
 	err := q.QueryRow(ctx, a.db.q(beyondSQL), planned, a.stream).Scan(&beyond)
 	switch {
 	case err != nil:
-		return fmt.Errorf("append to %s: %w", a.stream, clear(err))
+		return fmt.Errorf("append to %s: %w", a.stream, explain(err))
 	case beyond:
 		return a.damaged()
 	}

@@ -50,7 +50,7 @@ func (db *DB) Archive(ctx context.Context, stream string, o eventstore.ArchiveOp
 		return err
 	})
 	if err != nil {
-		return 0, fmt.Errorf("archive %s: %w", stream, clear(err))
+		return 0, fmt.Errorf("archive %s: %w", stream, explain(err))
 	}
 	return deleted, nil
 }

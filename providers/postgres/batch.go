@@ -67,7 +67,7 @@ func (w *unit) inOneTrip(ctx context.Context, run queuing) (done bool, err error
 	}
 	conn, err := w.acquire(ctx)
 	if err != nil {
-		return true, ofOwn(ctx, wrap("acquire a connection", err))
+		return true, classifyOwn(ctx, wrap("acquire a connection", err))
 	}
 	defer conn.release()
 	crash.Point("one trip: before")
@@ -132,7 +132,7 @@ func (w *unit) queueHandlers(ctx context.Context, run queuing) (provider.Closing
 	for i, q := range w.QueuedQueries[first:] {
 		if q.Fn != nil || endsTx(q.SQL) || begins.MatchString(q.SQL) {
 			err := fmt.Errorf("a handler queued %.40q: a queued statement must have no callback, and must not begin or end a transaction", q.SQL)
-			return closing, &provider.Error{Class: provider.ClassPermanent, Code: "tx_ended", Err: ofMessage(w.of(first+i), err)}
+			return closing, &provider.Error{Class: provider.ClassPermanent, Code: "tx_ended", Err: withMessage(w.of(first+i), err)}
 		}
 	}
 	w.returned = now()
@@ -180,7 +180,7 @@ func (w *unit) send(ctx context.Context, conn *leased) (err error) {
 	// this error closes the connection too
 	_, unsent := errors.AsType[pgx.ErrPreprocessingBatch](err)
 	if e != nil || unsent {
-		err = ofMessage(w.failed, err)
+		err = withMessage(w.failed, err)
 	}
 	return w.sendError(ctx, conn, err, e, unsent, sent)
 }
@@ -196,7 +196,7 @@ func (w *unit) sendError(ctx context.Context, conn *leased, err error, e *pgconn
 		return &provider.Error{Class: provider.ClassUnknown, Code: provider.CodeDeadline, Err: fmt.Errorf("%w: %w", ctx.Err(), err)}
 	// the simple protocol parses all statements before it executes one
 	case w.failed == ofUnit && (e == nil || e.Code != syntaxError):
-		return ofOwn(ctx, err)
+		return classifyOwn(ctx, err)
 	}
 	return class(err)
 }
@@ -226,12 +226,12 @@ func (w *unit) results(r pgx.BatchResults) error {
 	return err
 }
 
-// ofMessage adds to an error the message that queued the statement, if a message did.
-func ofMessage(of int, err error) error {
-	if of < 0 {
+// withMessage adds to an error the message that queued the statement, if a message did.
+func withMessage(n int, err error) error {
+	if n < 0 {
 		return err
 	}
-	return &provider.MessageError{Message: of, Err: err}
+	return &provider.MessageError{Message: n, Err: err}
 }
 
 // now measures durations.

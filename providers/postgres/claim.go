@@ -234,7 +234,7 @@ func (db *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t c
 	entries, err := collectClaimed(rows, t)
 	crash.Point("claim: after")
 	if err != nil {
-		return nil, fmt.Errorf("claim entries: %w", clear(err))
+		return nil, fmt.Errorf("claim entries: %w", explain(err))
 	}
 	// returning has no order
 	slices.SortFunc(entries, func(a, b provider.Entry) int { return cmp.Compare(a.Seq, b.Seq) })
@@ -338,7 +338,7 @@ func (db *Provider) EntryCandidates(ctx context.Context, q provider.EntryQuery, 
 			return entries, nil
 		}
 	}
-	return nil, fmt.Errorf("read candidates: %w", clear(err))
+	return nil, fmt.Errorf("read candidates: %w", explain(err))
 }
 
 // The first statement locks the row. The second judges the row with a newer snapshot and clock,
@@ -392,11 +392,11 @@ func (db *Provider) TakeEntry(ctx context.Context, e provider.Entry, q provider.
 	results := db.pool.SendBatch(ctx, b) // one implicit transaction
 	defer func() { _ = results.Close() }()
 	if _, err := results.Exec(); err != nil {
-		return e, false, fmt.Errorf("take entry %d: %w", e.Seq, clear(err))
+		return e, false, fmt.Errorf("take entry %d: %w", e.Seq, explain(err))
 	}
 	rows, err := results.Query()
 	if err != nil {
-		return e, false, fmt.Errorf("take entry %d: %w", e.Seq, clear(err))
+		return e, false, fmt.Errorf("take entry %d: %w", e.Seq, explain(err))
 	}
 	taken, err := pgx.CollectExactlyOneRow(rows, scanEntry)
 	if err == nil {
@@ -406,7 +406,7 @@ func (db *Provider) TakeEntry(ctx context.Context, e provider.Entry, q provider.
 	case errors.Is(err, pgx.ErrNoRows):
 		return e, false, nil
 	case err != nil:
-		return e, false, fmt.Errorf("take entry %d: %w", e.Seq, clear(err))
+		return e, false, fmt.Errorf("take entry %d: %w", e.Seq, explain(err))
 	case taken.Status != outbox.Claimed:
 		return e, false, nil
 	}

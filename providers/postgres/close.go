@@ -81,8 +81,8 @@ func (w *unit) queueClosing(ctx context.Context, c provider.Closing) error {
 	} else if len(c.Park) > 0 {
 		holds := c.Holds(&w.Unit, w.found)
 		w.Queue(w.db.q(parkSQL), w.Projector, w.Generation, w.rows(c.Park),
-			each(holds, func(a *provider.Aside) []byte { return a.Parked.Lane[:] }),
-			each(holds, func(a *provider.Aside) int64 { return int64(a.After) }))
+			mapSlice(holds, func(a *provider.Aside) []byte { return a.Parked.Lane[:] }),
+			mapSlice(holds, func(a *provider.Aside) int64 { return int64(a.After) }))
 	}
 	w.queueAdvance()
 	w.begin(ofCommit)
@@ -141,14 +141,14 @@ func (w *unit) rows(asides []provider.Aside) string {
 	return string(text)
 }
 
-// each applies of to each element. It returns nil for nil.
-func each[T, R any](list []T, of func(*T) R) []R {
+// mapSlice applies f to each element. It returns nil for nil.
+func mapSlice[T, R any](list []T, f func(*T) R) []R {
 	if list == nil {
 		return nil
 	}
 	all := make([]R, len(list))
 	for i := range list {
-		all[i] = of(&list[i])
+		all[i] = f(&list[i])
 	}
 	return all
 }

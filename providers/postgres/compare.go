@@ -179,7 +179,7 @@ func object(columns []commonColumn, row string) string {
 }
 
 func list(columns []commonColumn, separator string, of func(*commonColumn) string) string {
-	return strings.Join(each(columns, of), separator)
+	return strings.Join(mapSlice(columns, of), separator)
 }
 
 // matches returns a condition: the rows have the same key.
@@ -245,7 +245,7 @@ where n <> 0 order by o limit $1::bigint`
 // of rows to insert. If a delete would change or delete rows that refer to the deleted ones, or fail because of them, it comes
 // last: then only rows that are deleted too refer to them.
 func (w *unit) repair(ctx context.Context, tx pgx.Tx, all []*comparedTables) error {
-	keys, err := collect(ctx, tx, pgx.RowToStructByPos[foreignKey], foreignKeysSQL, planned, each(all, func(t **comparedTables) string { return (*t).b }))
+	keys, err := collect(ctx, tx, pgx.RowToStructByPos[foreignKey], foreignKeysSQL, planned, mapSlice(all, func(t **comparedTables) string { return (*t).b }))
 	if err != nil {
 		return wrap("look up foreign keys", err)
 	}

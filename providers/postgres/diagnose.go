@@ -71,7 +71,7 @@ func (db *Provider) Diagnose(ctx context.Context, l provider.DiagnosisLimits) (f
 	} {
 		some, err := check(ctx, l)
 		if err != nil {
-			return nil, ofOwn(ctx, fmt.Errorf("diagnose: %w", clear(err)))
+			return nil, classifyOwn(ctx, fmt.Errorf("diagnose: %w", explain(err)))
 		}
 		found = append(found, some...)
 		if slices.ContainsFunc(some, func(f provider.Finding) bool { return f.Blocks && f.Check != provider.FindingSchema }) {

@@ -73,7 +73,7 @@ func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
 	err := t.in(ctx, func(q session) error { return q.SendBatch(ctx, b).Close() })
 	crash.Point("enqueue: after")
 	if err != nil {
-		return fmt.Errorf("enqueue: %w", clear(err))
+		return fmt.Errorf("enqueue: %w", explain(err))
 	}
 	return nil
 }

@@ -76,8 +76,8 @@ func violates(err error, constraint string) bool {
 // ours matches the server's error if one of Kinora's tables or functions is missing.
 var ours = regexp.MustCompile(`\.(streams|events|outbox|markers|low_water_marks|generations|parked|holds|runners|in_flight|checkpoints|leases|incarnation|migrations|tasks|task_groups|task_trail|snapshots|services|pauses|acts)"|\.(un)?(held|marked)\(|\.(checkpoint|advance|(enqueue|claim|change)_tasks|enqueue_task_group|(answer|postpone)_task)\(`)
 
-// clear adds ErrNotMigrated to the error of a missing table or function.
-func clear(err error) error {
+// explain adds ErrNotMigrated to the error of a missing table or function.
+func explain(err error) error {
 	if e := pgError(err); e != nil && (e.Code == undefinedTable || e.Code == undefinedFunction) && ours.MatchString(e.Message) {
 		return errors.Join(ErrNotMigrated, err)
 	}
@@ -121,7 +121,7 @@ func class(err error) error {
 	case isNetwork(err):
 		of.Class, of.Code = provider.ClassTransient, "network"
 	}
-	of.Err = clear(err)
+	of.Err = explain(err)
 	return of
 }
 
@@ -145,9 +145,9 @@ func ofHandler(err error) error {
 	return &provider.Error{Class: provider.ClassUnknown, Err: err}
 }
 
-// ofOwn classes an error of a Kinora statement or of acquiring a connection: it is not the
+// classifyOwn classes an error of a Kinora statement or of acquiring a connection: it is not the
 // message's fault, except the server's errors about data (22) and limits (54).
-func ofOwn(ctx context.Context, err error) error {
+func classifyOwn(ctx context.Context, err error) error {
 	switch e := pgError(err); {
 	case err == nil:
 		return nil

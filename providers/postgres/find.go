@@ -44,7 +44,7 @@ func (db *Provider) findEvent(ctx context.Context, q querier, id string) (events
 		return eventstore.Appended{}, nil
 	}
 	if err != nil {
-		return eventstore.Appended{}, fmt.Errorf("find an event: %w", clear(err))
+		return eventstore.Appended{}, fmt.Errorf("find an event: %w", explain(err))
 	}
 	return at, nil
 }

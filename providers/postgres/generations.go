@@ -86,7 +86,7 @@ func (db *Provider) Generations(ctx context.Context, projector string) ([]provid
 		return nil, wrap("list generations", err)
 	}
 	all, err := collect(ctx, db.pool, into(generationColumns), db.q(generationsSQL), planned, projector)
-	return all, ofOwn(ctx, wrap("list generations", err))
+	return all, classifyOwn(ctx, wrap("list generations", err))
 }
 
 func generationColumns(g *provider.Generation) []any {
@@ -106,7 +106,7 @@ func (db *Provider) SetGeneration(ctx context.Context, g provider.Generation) (s
 	if isSecond(err) {
 		return false, nil
 	}
-	return set && err == nil, ofOwn(ctx, wrap("set the generation", err))
+	return set && err == nil, classifyOwn(ctx, wrap("set the generation", err))
 }
 
 func (db *Provider) queueGeneration(b *pgx.Batch, g provider.Generation, set *bool) {
@@ -137,7 +137,7 @@ func (db *Provider) Unlogged(ctx context.Context, of provider.Build, handlers []
 	b.Queue(inOrderSQL)
 	b.Queue(db.q(unloggedSQL), of.Number(), handlers).QueryRow(func(row pgx.Row) error { return row.Scan(&unlogged) })
 	err = db.pool.SendBatch(ctx, b).Close()
-	return unlogged, ofOwn(ctx, wrap("look up markers", err))
+	return unlogged, classifyOwn(ctx, wrap("look up markers", err))
 }
 
 // ClearGeneration implements provider.Builds. The role must own the tables. To drop them it waits for
@@ -173,7 +173,7 @@ func (db *Provider) ClearGeneration(ctx context.Context, of provider.Build, hand
 		return err
 	})
 	if err != nil {
-		return 0, wrap("clear the generation", referenced(busy(clear(err))))
+		return 0, wrap("clear the generation", referenced(busy(explain(err))))
 	}
 	return n, nil
 }

@@ -144,7 +144,7 @@ func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, err
 			return entries, nil
 		}
 	}
-	return nil, fmt.Errorf("list entries: %w", clear(err))
+	return nil, fmt.Errorf("list entries: %w", explain(err))
 }
 
 // StatusCounts implements outbox.Inspector.
@@ -161,13 +161,13 @@ func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox
 	}
 	rows, err := db.pool.Query(ctx, db.q(query), texts(of))
 	if err != nil {
-		return nil, fmt.Errorf("count entries: %w", clear(err))
+		return nil, fmt.Errorf("count entries: %w", explain(err))
 	}
 	var status outbox.Status
 	var n int64
 	_, err = pgx.ForEachRow(rows, []any{&status, &n}, func() error { counts[status] = n; return nil })
 	if err != nil {
-		return nil, fmt.Errorf("count entries: %w", clear(err))
+		return nil, fmt.Errorf("count entries: %w", explain(err))
 	}
 	return counts, nil
 }
@@ -240,7 +240,7 @@ func (db *Provider) change(ctx context.Context, statement string, f provider.Ent
 		return nil
 	})
 	if err != nil {
-		return 0, clear(err)
+		return 0, explain(err)
 	}
 	return n, nil
 }

@@ -34,7 +34,7 @@ func (db *Provider) AcquireLease(ctx context.Context, name string, t claim.Terms
 	crash.Point("acquire lease: before")
 	tag, err := db.pool.Exec(ctx, db.q(acquireLeaseSQL), name, uuid.UUID(t.Token), t.Holder, t.Lease.Microseconds())
 	crash.Point("acquire lease: after")
-	return tag.RowsAffected() == 1, ofOwn(ctx, wrap("acquire a lease", err))
+	return tag.RowsAffected() == 1, classifyOwn(ctx, wrap("acquire a lease", err))
 }
 
 // ReleaseLease implements provider.Leases.
@@ -45,7 +45,7 @@ func (db *Provider) ReleaseLease(ctx context.Context, name string, token claim.T
 	crash.Point("release lease: before")
 	_, err := db.pool.Exec(ctx, db.q(releaseLeaseSQL), name, uuid.UUID(token))
 	crash.Point("release lease: after")
-	return ofOwn(ctx, wrap("release a lease", err))
+	return classifyOwn(ctx, wrap("release a lease", err))
 }
 
 // LeaseNames implements provider.Leases.
@@ -54,5 +54,5 @@ func (db *Provider) LeaseNames(ctx context.Context, prefix string) ([]string, er
 		return nil, wrap("list leases", err)
 	}
 	names, err := collect(ctx, db.pool, pgx.RowTo[string], db.q(leaseNamesSQL), planned, prefix)
-	return names, ofOwn(ctx, wrap("list leases", err))
+	return names, classifyOwn(ctx, wrap("list leases", err))
 }

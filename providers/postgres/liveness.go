@@ -50,17 +50,17 @@ func (db *Provider) Beat(ctx context.Context, runner string, lease, record time.
 	err = db.pool.QueryRow(ctx, db.q(beatSQL), planned, runner, lease.Microseconds(), record.Microseconds()).Scan(&h.Now, &h.Crashed)
 	crash.Point("beat: after")
 	h.Now, h.Crashed = h.Now.UTC(), h.Crashed.UTC()
-	return h, ofOwn(ctx, wrap("renew the lease of a runner", err))
+	return h, classifyOwn(ctx, wrap("renew the lease of a runner", err))
 }
 
 // InFlight implements provider.Liveness.
 func (db *Provider) InFlight(ctx context.Context, of provider.Build, w provider.Worker, messages []string) error {
-	ids := each(messages, func(id *string) string { return markerID(*id) })
+	ids := mapSlice(messages, func(id *string) string { return markerID(*id) })
 	b := &pgx.Batch{}
 	b.Queue(noScanSQL)
 	b.Queue(db.q(inFlightSQL), of.String(), w.Runner, w.Number, ids)
 	crash.Point("in flight: before")
 	err := db.pool.SendBatch(ctx, b).Close()
 	crash.Point("in flight: after")
-	return ofOwn(ctx, wrap("record the messages in flight", err))
+	return classifyOwn(ctx, wrap("record the messages in flight", err))
 }

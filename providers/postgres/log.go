@@ -96,12 +96,12 @@ select position, stream, version, id, type, schema_version, data, metadata, reco
 // LogStreams implements provider.Log.
 func (db *Provider) LogStreams(ctx context.Context, versions map[string]int64, after int64) ([]eventstore.Raw, error) {
 	streams := slices.Collect(maps.Keys(versions))
-	last := each(streams, func(stream *string) int64 { return versions[*stream] })
+	last := mapSlice(streams, func(stream *string) int64 { return versions[*stream] })
 	found, err := collect(ctx, db.pool, func(row pgx.CollectableRow) (eventstore.Raw, error) {
 		e, _, err := scanRaw(row)
 		return e, err
 	}, db.q(logStreamsSQL), planned, streams, last, after)
-	return found, ofOwn(ctx, wrap("read streams of the log", err))
+	return found, classifyOwn(ctx, wrap("read streams of the log", err))
 }
 
 // LogPage implements provider.Log.
@@ -115,7 +115,7 @@ func (db *Provider) LogPage(ctx context.Context, q provider.LogQuery) (provider.
 		page, err = db.logPage(ctx, q)
 	}
 	if err != nil {
-		return provider.LogPage{}, ofOwn(ctx, fmt.Errorf("read the log after %d: %w", q.After, err))
+		return provider.LogPage{}, classifyOwn(ctx, fmt.Errorf("read the log after %d: %w", q.After, err))
 	}
 	return page, nil
 }

@@ -69,13 +69,13 @@ func (x logIndex) Since(ctx context.Context, after int64, t time.Time) (before i
 // LogPosition implements provider.Log.
 func (db *Provider) LogPosition(ctx context.Context, from eventstore.From) (int64, error) {
 	position, err := provider.FindPosition(ctx, logIndex{db}, from)
-	return position, ofOwn(ctx, wrap("find a position of the log", err))
+	return position, classifyOwn(ctx, wrap("find a position of the log", err))
 }
 
 // CountLog implements provider.LogCounter.
 func (db *Provider) CountLog(ctx context.Context, types []string, after, to int64) (n int64, err error) {
 	err = db.pool.QueryRow(ctx, db.q(logCountSQL), planned, after, to, types).Scan(&n)
-	return n, ofOwn(ctx, wrap("count events", err))
+	return n, classifyOwn(ctx, wrap("count events", err))
 }
 
 // LogPlaces implements provider.Log.
@@ -96,7 +96,7 @@ func (db *Provider) LogPlaces(ctx context.Context, ids []string) (map[string]pro
 		})
 	}
 	if err != nil {
-		return nil, ofOwn(ctx, fmt.Errorf("find events by id: %w", err))
+		return nil, classifyOwn(ctx, fmt.Errorf("find events by id: %w", err))
 	}
 	return places, nil
 }
@@ -115,7 +115,7 @@ func (db *Provider) LogEvents(ctx context.Context, ids []string) (map[string]eve
 	for _, e := range found {
 		events[e.ID] = e
 	}
-	return events, ofOwn(ctx, wrap("read events by id", err))
+	return events, classifyOwn(ctx, wrap("read events by id", err))
 }
 
 // LogID implements provider.Log. The branch is the oid of the database and the timeline of the
@@ -135,7 +135,7 @@ func (db *Provider) logID(ctx context.Context, q querier) (id provider.LogID, er
 		}
 	}
 	if err != nil {
-		return provider.LogID{}, fmt.Errorf("identify the log: %w", clear(err))
+		return provider.LogID{}, fmt.Errorf("identify the log: %w", explain(err))
 	}
 	return id, nil
 }

@@ -86,7 +86,7 @@ func (db *Provider) sight(ctx context.Context, from int64) (s sighting, err erro
 		return err
 	})
 	if err := db.pool.SendBatch(ctx, b).Close(); err != nil {
-		return s, cmp.Or(hidden(), clear(err))
+		return s, cmp.Or(hidden(), explain(err))
 	}
 	reason := ""
 	switch {

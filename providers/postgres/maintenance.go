@@ -107,7 +107,7 @@ type place struct {
 func (db *Provider) HoldEntries(ctx context.Context, long time.Duration, limit int) (int, error) {
 	n, restored, err := db.hold(ctx, long, max(limit, 0))
 	if err != nil {
-		return 0, fmt.Errorf("hold entries: %w", clear(err))
+		return 0, fmt.Errorf("hold entries: %w", explain(err))
 	}
 	if restored > 0 {
 		db.added()
@@ -215,7 +215,7 @@ func (db *Provider) DeleteEntries(ctx context.Context, keep outbox.EntryRetentio
 	published := (keep.Published + time.Microsecond - 1).Microseconds()
 	err = db.pool.QueryRow(ctx, db.q(deleteEntriesSQL), planned, after, deleteScan, published, keep.Skipped.Microseconds()).Scan(&n, &next)
 	if err != nil {
-		return 0, after, fmt.Errorf("delete entries: %w", clear(err))
+		return 0, after, fmt.Errorf("delete entries: %w", explain(err))
 	}
 	return n, next, nil
 }

@@ -187,7 +187,7 @@ func (db *Provider) mark(ctx context.Context, sql string, seqs []int64, args ...
 	})
 	crash.Point("mark: after")
 	if err != nil {
-		return nil, fmt.Errorf("mark entries: %w", clear(err))
+		return nil, fmt.Errorf("mark entries: %w", explain(err))
 	}
 	return done, nil
 }

@@ -102,18 +102,18 @@ func (w *unit) open(ctx context.Context, conn *pgx.Conn) (tx pgx.Tx, err error) 
 		}
 	}
 	if err != nil {
-		return tx, ofOwn(ctx, wrap("open the unit", err))
+		return tx, classifyOwn(ctx, wrap("open the unit", err))
 	}
 	if w.mayHold {
 		b := &pgx.Batch{}
 		w.queueLanesHeld(b)
 		if err := conn.SendBatch(ctx, b).Close(); err != nil {
-			return tx, ofOwn(ctx, wrap("open the unit", err))
+			return tx, classifyOwn(ctx, wrap("open the unit", err))
 		}
 	}
 	w.checkpoint = w.checkpoint.InSegment(w.Segment)
 	w.found.SetFresh(&w.Unit, func(m provider.Marker) bool { return w.marked[m] })
-	return tx, ofOwn(ctx, wrap("open the unit", w.found.SetProgress(&w.Unit, w.checkpoint)))
+	return tx, classifyOwn(ctx, wrap("open the unit", w.found.SetProgress(&w.Unit, w.checkpoint)))
 }
 
 // queueOpen queues the opening after the fence. All units of a projector read the checkpoint,
@@ -260,12 +260,12 @@ func (w *unit) lowest() (least *int64) {
 
 // columns splits markers into the arguments of a statement.
 func columns(markers []provider.Marker) (handlers, messages []string) {
-	handlers = each(markers, func(m *provider.Marker) string { return m.Handler })
-	return handlers, each(markers, func(m *provider.Marker) string { return m.MessageID })
+	handlers = mapSlice(markers, func(m *provider.Marker) string { return m.Handler })
+	return handlers, mapSlice(markers, func(m *provider.Marker) string { return m.MessageID })
 }
 
 func (w *unit) lanes() [][]byte {
-	return each(w.Lanes(), func(l *provider.Lane) []byte { return l[:] })
+	return mapSlice(w.Lanes(), func(l *provider.Lane) []byte { return l[:] })
 }
 
 // queueHeld queues the question which lanes are held, or whether any may be.
@@ -285,7 +285,7 @@ func (w *unit) queueLanesHeld(b *pgx.Batch) {
 func (w *unit) queueSuspects(b *pgx.Batch) {
 	var i int
 	w.found.Suspect = make([]bool, len(w.Messages))
-	ids := each(w.Messages, func(m *provider.Message) string { return m.ID })
+	ids := mapSlice(w.Messages, func(m *provider.Message) string { return m.ID })
 	queueRows(b, []any{&i}, func() { w.found.Suspect[i] = true },
 		w.db.q(suspectSQL), w.Build().String(), ids, w.Careful.Runner, w.Careful.Number)
 }
@@ -299,7 +299,7 @@ func (w *unit) queueLanes(b *pgx.Batch) {
 		sql = awaitLanesSQL
 	}
 	queueRows(b, []any{&lane, &isDue}, func() { due[lane] = isDue }, w.db.q(sql), w.Projector, w.Generation, w.lanes())
-	all := each(w.Messages, func(m *provider.Message) []byte { return m.Lane[:] })
+	all := mapSlice(w.Messages, func(m *provider.Message) []byte { return m.Lane[:] })
 	b.Queue(w.db.q(firstInLanesSQL), w.Projector, w.Generation, all).Query(func(rows pgx.Rows) error {
 		front, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (p provider.Parked, err error) {
 			var state string

@@ -57,7 +57,7 @@ func (db *Provider) Report(ctx context.Context, r provider.ServiceReport, lease 
 	crash.Point("report: before")
 	_, err = db.pool.Exec(ctx, db.q(reportSQL), planned, r.ID, r.Kind, r.Holder, string(data), lease.Microseconds(), r.Clock, provider.ReportKept.Microseconds())
 	crash.Point("report: after")
-	return ofOwn(ctx, wrap("report a service", clear(err)))
+	return classifyOwn(ctx, wrap("report a service", explain(err)))
 }
 
 func scanService(row pgx.CollectableRow) (r provider.ServiceReport, err error) {
@@ -77,7 +77,7 @@ func scanService(row pgx.CollectableRow) (r provider.ServiceReport, err error) {
 // Pauses implements provider.Registry.
 func (db *Provider) Pauses(ctx context.Context) ([]provider.Pause, error) {
 	all, err := collect(ctx, db.pool, into(func(p *provider.Pause) []any { return []any{&p.Kind, &p.Name, &p.By, &p.Reason, scanTime(&p.At)} }), db.q(pausesSQL), planned)
-	return all, ofOwn(ctx, wrap("list pauses", clear(err)))
+	return all, classifyOwn(ctx, wrap("list pauses", explain(err)))
 }
 
 // SetPause implements provider.Registry.
@@ -92,7 +92,7 @@ func (db *Provider) SetPause(ctx context.Context, p provider.Pause, paused bool)
 	crash.Point("pause: before")
 	tag, err := db.pool.Exec(ctx, db.q(sql), planned, p.Kind, p.Name, p.By, p.Reason)
 	crash.Point("pause: after")
-	return tag.RowsAffected() == 1, ofOwn(ctx, wrap("pause", clear(err)))
+	return tag.RowsAffected() == 1, classifyOwn(ctx, wrap("pause", explain(err)))
 }
 
 const (
@@ -148,7 +148,7 @@ func (db *Provider) AddAct(ctx context.Context, a provider.Act) (id int64, err e
 	err = db.pool.QueryRow(ctx, db.q(addActSQL), planned, a.Verb, a.Kind, a.Name, a.By, a.Reason, jsonArg(a.Detail), string(a.State),
 		provider.ActsKept.Microseconds(), jsonArg(a.Outcome)).Scan(&id)
 	crash.Point("add act: after")
-	return id, ofOwn(ctx, wrap("record an act", clear(err)))
+	return id, classifyOwn(ctx, wrap("record an act", explain(err)))
 }
 
 // Acts implements provider.Acts.
@@ -160,13 +160,13 @@ func (db *Provider) Acts(ctx context.Context, f provider.ActFilter) ([]provider.
 	if limit <= 0 {
 		limit = 100
 	}
-	states := each(f.States, func(s *provider.ActState) string { return string(*s) })
+	states := mapSlice(f.States, func(s *provider.ActState) string { return string(*s) })
 	sql := allActsSQL
 	if len(f.States) > 0 && !containsOver(f.States) {
 		sql = openActsSQL
 	}
 	all, err := collect(ctx, db.pool, into(actColumns), db.q(sql), planned, before, f.IDs, f.Verbs, f.Kind, f.Name, states, limit)
-	return all, ofOwn(ctx, wrap("list acts", clear(err)))
+	return all, classifyOwn(ctx, wrap("list acts", explain(err)))
 }
 
 func containsOver(states []provider.ActState) bool {
@@ -188,7 +188,7 @@ func (db *Provider) TakeAct(ctx context.Context, id int64, holder string, lease 
 	crash.Point("take act: before")
 	tag, err := db.pool.Exec(ctx, db.q(takeActSQL), planned, id, holder, lease.Microseconds())
 	crash.Point("take act: after")
-	return tag.RowsAffected() == 1, ofOwn(ctx, wrap("take an act", clear(err)))
+	return tag.RowsAffected() == 1, classifyOwn(ctx, wrap("take an act", explain(err)))
 }
 
 // ChangeAct implements provider.Acts.
@@ -203,7 +203,7 @@ func (db *Provider) ChangeAct(ctx context.Context, id int64, holder string, c pr
 	crash.Point("change act: before")
 	tag, err := db.pool.Exec(ctx, db.q(changeActSQL), planned, id, holder, string(c.State), c.Applied, c.Total, jsonArg(outcome), lease.Microseconds())
 	crash.Point("change act: after")
-	return tag.RowsAffected() == 1, ofOwn(ctx, wrap("change an act", clear(err)))
+	return tag.RowsAffected() == 1, classifyOwn(ctx, wrap("change an act", explain(err)))
 }
 
 // CancelAct implements provider.Acts.
@@ -217,7 +217,7 @@ func (db *Provider) CancelAct(ctx context.Context, id int64, d provider.Decision
 	crash.Point("cancel act: before")
 	tag, err := db.pool.Exec(ctx, db.q(cancelActSQL), planned, id, d.By, d.Reason)
 	crash.Point("cancel act: after")
-	return tag.RowsAffected() == 1, ofOwn(ctx, wrap("cancel an act", clear(err)))
+	return tag.RowsAffected() == 1, classifyOwn(ctx, wrap("cancel an act", explain(err)))
 }
 
 // SchemaVersion implements provider.Operations.
@@ -229,5 +229,5 @@ func (db *Provider) SchemaVersion(ctx context.Context) (database, program int64,
 	if err == nil && is.hidden {
 		err = errors.New("the role may not read the version of the schema: grant select on " + db.cfg.Schema + ".migrations")
 	}
-	return is.version, known(), ofOwn(ctx, wrap("read the version of the schema", err))
+	return is.version, known(), classifyOwn(ctx, wrap("read the version of the schema", err))
 }

@@ -84,11 +84,11 @@ func (db *Provider) Due(ctx context.Context, f provider.DueFilter) ([]provider.P
 	if err := provider.CheckDueFilter(f); err != nil {
 		return nil, wrap("list what is due", err)
 	}
-	projectors := each(f.Builds, func(b *provider.Build) string { return b.Projector })
-	generations := each(f.Builds, func(b *provider.Build) int { return b.Number() })
-	lanes := each(f.Lanes, func(l *provider.Lane) []byte { return l[:] })
+	projectors := mapSlice(f.Builds, func(b *provider.Build) string { return b.Projector })
+	generations := mapSlice(f.Builds, func(b *provider.Build) int { return b.Number() })
+	lanes := mapSlice(f.Lanes, func(l *provider.Lane) []byte { return l[:] })
 	list, err := collect(ctx, db.pool, scanParked, db.q(dueSQL), planned, projectors, generations, max(f.Keys, 0), max(f.Each, 1), lanes)
-	return list, ofOwn(ctx, wrap("list due messages", err))
+	return list, classifyOwn(ctx, wrap("list due messages", err))
 }
 
 // collect runs a statement and returns its rows.
@@ -152,7 +152,7 @@ func (db *Provider) Try(ctx context.Context, p provider.Parked, limit int, again
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, nil
 	}
-	return state == provider.StateWaiting.String(), ofOwn(ctx, wrap("count a try of a parked message", err))
+	return state == provider.StateWaiting.String(), classifyOwn(ctx, wrap("count a try of a parked message", err))
 }
 
 const (
@@ -200,8 +200,8 @@ func parkedArgs(f provider.ParkedFilter, limit int64) []any {
 	if f.Class != nil {
 		class = f.Class.String()
 	}
-	types := each(f.Types, func(s *string) string { return storable(*s) })
-	states := each(f.InStates(), func(s *provider.ParkedState) string { return s.String() })
+	types := mapSlice(f.Types, func(s *string) string { return storable(*s) })
+	states := mapSlice(f.InStates(), func(s *provider.ParkedState) string { return s.String() })
 	return []any{planned, f.Projector, f.Handler, storable(f.Key), class, storable(f.Code), types, states, f.Seqs, f.After, f.Generation, limit}
 }
 
@@ -211,7 +211,7 @@ func (db *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.P
 		return nil, wrap("list parked messages", err)
 	}
 	list, err := collect(ctx, db.pool, scanParked, db.q(parkedSQL), parkedArgs(f, 100)...)
-	return list, wrap("list parked messages", clear(err))
+	return list, wrap("list parked messages", explain(err))
 }
 
 const parkedCountSQL = `
@@ -226,7 +226,7 @@ func (db *DB) ParkedCount(ctx context.Context, projector string) (n int64, err e
 		return 0, wrap("count parked messages", err)
 	}
 	err = db.pool.QueryRow(ctx, db.q(parkedCountSQL), planned, projector).Scan(&n)
-	return n, wrap("count parked messages", clear(err))
+	return n, wrap("count parked messages", explain(err))
 }
 
 func scanParked(row pgx.CollectableRow) (provider.Parked, error) {
@@ -269,5 +269,5 @@ func (db *Provider) Decide(ctx context.Context, f provider.ParkedFilter, to prov
 			break
 		}
 	}
-	return n, wrap("decide about parked messages", clear(err))
+	return n, wrap("decide about parked messages", explain(err))
 }

@@ -194,7 +194,7 @@ func (db *Provider) TakeSegment(ctx context.Context, of provider.Build, number i
 		})
 	})
 	crash.Point("set checkpoint: after")
-	return was, ok && err == nil, ofOwn(ctx, wrap("take a segment", err))
+	return was, ok && err == nil, classifyOwn(ctx, wrap("take a segment", err))
 }
 
 // Checkpoint implements provider.Progress.
@@ -203,7 +203,7 @@ func (db *Provider) Checkpoint(ctx context.Context, of provider.Build) (c provid
 		return c, wrap("read the checkpoint", err)
 	}
 	c, err = db.checkpoint(ctx, db.pool, of)
-	return c, ofOwn(ctx, err)
+	return c, classifyOwn(ctx, err)
 }
 
 func (db *Provider) checkpoint(ctx context.Context, on querier, of provider.Build) (provider.Checkpoint, error) {
@@ -238,7 +238,7 @@ func (db *Provider) SetCheckpoint(ctx context.Context, of provider.Build, from, 
 		}
 	})
 	crash.Point("set checkpoint: after")
-	return set && err == nil, ofOwn(ctx, wrap("set the checkpoint", err))
+	return set && err == nil, classifyOwn(ctx, wrap("set the checkpoint", err))
 }
 
 // fenced runs statements in a transaction, if exclusive while no unit of the projector is open.
@@ -308,7 +308,7 @@ func (db *Provider) unapplied(ctx context.Context, on querier, b provider.Build,
 	}
 	missing, err := collect(ctx, on, pgx.RowTo[int32], db.q(unappliedSQL), planned, b.Projector, b.Generation, number, names, ids, positions)
 	if err != nil {
-		return nil, ofOwn(ctx, wrap("look up markers", err))
+		return nil, classifyOwn(ctx, wrap("look up markers", err))
 	}
 	for _, n := range missing {
 		if unmarked[n]--; unmarked[n] == 0 {
@@ -333,5 +333,5 @@ func (db *Provider) PruneApplied(ctx context.Context, of provider.Build, handler
 	})
 	err := db.pool.SendBatch(ctx, b).Close()
 	crash.Point("prune applied: after")
-	return int(n), ofOwn(ctx, wrap("prune applied", err))
+	return int(n), classifyOwn(ctx, wrap("prune applied", err))
 }

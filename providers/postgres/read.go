@@ -51,7 +51,7 @@ func (db *Provider) readStream(stream string, after int64, read func(after int64
 		for rows, after := pageRows, after; ; {
 			page, bytes, err := read(after, rows)
 			if err != nil {
-				yield(eventstore.Raw{}, fmt.Errorf("read %s: %w", stream, clear(err)))
+				yield(eventstore.Raw{}, fmt.Errorf("read %s: %w", stream, explain(err)))
 				return
 			}
 			for _, raw := range page {

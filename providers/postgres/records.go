@@ -54,7 +54,7 @@ func (db *Provider) Outcomes(ctx context.Context, questions []provider.Question)
 	// always has a JSON form
 	text, _ := json.Marshal(asked)
 	found, err := collect(ctx, db.pool, pgx.RowTo[provider.Outcome], db.q(outcomesSQL), planned, string(text))
-	return found, wrap("read outcomes", clear(err))
+	return found, wrap("read outcomes", explain(err))
 }
 
 const (
@@ -123,13 +123,13 @@ func (db *Provider) Prune(ctx context.Context, projector string, handlers []stri
 	b.Queue(db.q(pruneSQL), projector, handlers, window.Microseconds(), max(limit, 0)).QueryRow(func(row pgx.Row) error { return row.Scan(&n) })
 	err = db.pool.SendBatch(ctx, b).Close()
 	crash.Point("prune: after")
-	return n, ofOwn(ctx, wrap("prune", err))
+	return n, classifyOwn(ctx, wrap("prune", err))
 }
 
 // MarkedHandlers implements provider.MarkerMaintainer.
 func (db *Provider) MarkedHandlers(ctx context.Context) ([]string, error) {
 	names, err := collect(ctx, db.pool, pgx.RowTo[string], db.q(markedHandlersSQL), planned)
-	return names, wrap("list handlers with markers", clear(err))
+	return names, wrap("list handlers with markers", explain(err))
 }
 
 // DropMarkers implements provider.MarkerMaintainer.
@@ -140,5 +140,5 @@ func (db *Provider) DropMarkers(ctx context.Context, handler string, limit int) 
 	crash.Point("drop markers: before")
 	tag, err := db.pool.Exec(ctx, db.q(dropMarkersSQL), planned, handler, limit)
 	crash.Point("drop markers: after")
-	return int(tag.RowsAffected()), wrap("drop markers", clear(err))
+	return int(tag.RowsAffected()), wrap("drop markers", explain(err))
 }

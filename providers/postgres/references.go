@@ -53,12 +53,12 @@ type foreignKey struct {
 
 // checkReferences returns an error if foreign keys do not allow the tables to create and to rename.
 func (w *unit) checkReferences(ctx context.Context, tx pgx.Tx) error {
-	renamed := each(w.Switch.Rename, func(p *provider.TablePair) string { return quoted(p.Table) })
+	renamed := mapSlice(w.Switch.Rename, func(p *provider.TablePair) string { return quoted(p.Table) })
 	for _, check := range []struct {
 		sql    string
 		tables []string
 	}{
-		{createdSQL, each(w.Switch.Create, func(name *string) string { return quoted(*name) })},
+		{createdSQL, mapSlice(w.Switch.Create, func(name *string) string { return quoted(*name) })},
 		{fromOthersSQL, renamed},
 	} {
 		if len(check.tables) == 0 {

@@ -61,7 +61,7 @@ func (db *Provider) loadSnapshot(ctx context.Context, q querier, stream, schema 
 		return eventstore.Snapshot{}, nil
 	}
 	if err != nil {
-		return eventstore.Snapshot{}, fmt.Errorf("load the snapshot of %s: %w", stream, clear(err))
+		return eventstore.Snapshot{}, fmt.Errorf("load the snapshot of %s: %w", stream, explain(err))
 	}
 	return s, nil
 }
@@ -71,7 +71,7 @@ func (db *Provider) saveSnapshot(ctx context.Context, q querier, stream string, 
 		return err
 	}
 	if _, err := q.Exec(ctx, db.q(saveSnapshotSQL), stream, s.Schema, s.Version, s.EventID, s.State); err != nil {
-		return fmt.Errorf("save the snapshot of %s: %w", stream, clear(err))
+		return fmt.Errorf("save the snapshot of %s: %w", stream, explain(err))
 	}
 	return nil
 }

@@ -51,7 +51,7 @@ func (s *SQL) Do(ctx context.Context, u provider.Unit, run func(ctx context.Cont
 		closing, err := run(ctx, h.tx, w.found)
 		h.end()
 		if h.driver.ended.Load() && (err == nil || errors.Is(err, sql.ErrTxDone)) {
-			err = &provider.Error{Class: errEnded.Class, Code: errEnded.Code, Err: ofMessage(w.now, errEnded.Err)}
+			err = &provider.Error{Class: errEnded.Class, Code: errEnded.Code, Err: withMessage(w.now, errEnded.Err)}
 		}
 		return closing, err
 	})

@@ -113,7 +113,7 @@ func (db *Provider) Survey(ctx context.Context, limit int) (s provider.Survey, e
 	limit = max(limit, 1)
 	s, err = db.survey(ctx, limit)
 	if err != nil {
-		return provider.Survey{}, ofOwn(ctx, fmt.Errorf("survey: %w", clear(err)))
+		return provider.Survey{}, classifyOwn(ctx, fmt.Errorf("survey: %w", explain(err)))
 	}
 	return s, nil
 }
@@ -248,5 +248,5 @@ func (db *Provider) Streams(ctx context.Context, f provider.StreamFilter) ([]pro
 	b.Queue(inOrderSQL)
 	queueAll(b, &all, pgx.RowToStructByPos[provider.Stream], db.q(streamsSQL), f.After, f.Category, f.Limit)
 	err := db.pool.SendBatch(ctx, b).Close()
-	return all, ofOwn(ctx, wrap("list streams", clear(err)))
+	return all, classifyOwn(ctx, wrap("list streams", explain(err)))
 }

@@ -87,7 +87,7 @@ func (w *unit) beginSwitch(ctx context.Context, conn *pgx.Conn) (pgx.Tx, error) 
 	}
 	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
 	if err != nil {
-		return nil, ofOwn(ctx, wrap("begin the unit", err))
+		return nil, classifyOwn(ctx, wrap("begin the unit", err))
 	}
 	if !w.isSnapshot() {
 		if _, err = tx.Exec(ctx, lockTimeoutSQL, fenceTimeout); err == nil {
@@ -126,7 +126,7 @@ func (w *unit) beginSwitch(ctx context.Context, conn *pgx.Conn) (pgx.Tx, error) 
 }
 
 // ofSwitch classes an error of a statement on the library's tables in a unit with Switch.
-func ofSwitch(ctx context.Context, err error) error { return ofOwn(ctx, busy(err)) }
+func ofSwitch(ctx context.Context, err error) error { return classifyOwn(ctx, busy(err)) }
 
 // ofTables classes an error of a statement on tables of the read model.
 func ofTables(ctx context.Context, err error) error {
@@ -134,7 +134,7 @@ func ofTables(ctx context.Context, err error) error {
 	case errors.Is(err, provider.ErrInput):
 		return invalidUnit(err)
 	case ctx.Err() != nil && pgError(err) == nil:
-		return ofOwn(ctx, err)
+		return classifyOwn(ctx, err)
 	}
 	return class(busy(err))
 }

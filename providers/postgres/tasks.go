@@ -108,7 +108,7 @@ func (db *Provider) ClaimTasks(ctx context.Context, q provider.TaskQuery, t clai
 		tasks = readable
 		_, err = db.ChangeTasks(ctx, malformed)
 	}
-	return tasks, ofOwn(ctx, wrap("claim tasks", clear(err)))
+	return tasks, classifyOwn(ctx, wrap("claim tasks", explain(err)))
 }
 
 // kindsOf returns each kind once.
@@ -139,7 +139,7 @@ func (db *Provider) TaskCandidates(ctx context.Context, q provider.TaskQuery, li
 		return nil, wrap("read due tasks", err)
 	}
 	tasks, err := collect(ctx, db.pool, scanTask, db.q(taskCandidatesSQL), planned, kindsOf(q), q.Alone, limit)
-	return tasks, ofOwn(ctx, wrap("read due tasks", clear(err)))
+	return tasks, classifyOwn(ctx, wrap("read due tasks", explain(err)))
 }
 
 // All conditions are on the task's row, so they are checked again after a wait for its lock, with
@@ -188,7 +188,7 @@ func (db *Provider) TakeTask(ctx context.Context, c provider.Task, q provider.Ta
 	taken, readable := r.task()
 	switch {
 	case err != nil:
-		return c, false, ofOwn(ctx, wrap("take a task", clear(err)))
+		return c, false, classifyOwn(ctx, wrap("take a task", explain(err)))
 	case taken.Status != provider.TaskClaimed:
 		return c, false, nil
 	case !readable:
@@ -219,7 +219,7 @@ func (db *Provider) TaskKinds(ctx context.Context, domain string) ([]string, err
 		return nil, wrap("read the kinds of tasks", err)
 	}
 	kinds, err := collect(ctx, db.pool, pgx.RowTo[string], db.q(taskKindsSQL), planned, domain)
-	return kinds, ofOwn(ctx, wrap("read the kinds of tasks", clear(err)))
+	return kinds, classifyOwn(ctx, wrap("read the kinds of tasks", explain(err)))
 }
 
 const notOpen = `not exists (select from kinora.task_groups g where g.id = t.group_id and g.open > 0)`
@@ -249,7 +249,7 @@ func (db *Provider) DeleteTasks(ctx context.Context, keep provider.TaskRetention
 	crash.Point("delete tasks: before")
 	err = db.pool.QueryRow(ctx, db.q(deleteTasksSQL), planned, keep.Done.Microseconds(), keep.Undone.Microseconds(), max(limit, 0)).Scan(&n)
 	crash.Point("delete tasks: after")
-	return n, ofOwn(ctx, wrap("delete tasks", clear(err)))
+	return n, classifyOwn(ctx, wrap("delete tasks", explain(err)))
 }
 
 // TasksDue implements provider.TaskWaker. ChangeTasks, units, Transact and Wake signal, and a

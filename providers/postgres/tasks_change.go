@@ -54,7 +54,7 @@ func (db *Provider) changeTasks(ctx context.Context, on querier, changes []provi
 	if err == nil && applied < len(changes) {
 		err = db.readRefused(ctx, on, changes, changed)
 	}
-	return changed, wrap("change tasks", clear(err))
+	return changed, wrap("change tasks", explain(err))
 }
 
 // readRefused sets the stored tasks of refused changes.
@@ -130,7 +130,7 @@ func (db *Provider) ChangeTasks(ctx context.Context, changes []provider.TaskChan
 	changed, err := db.changeTasks(ctx, db.pool, changes)
 	crash.Point("change tasks: after")
 	if err != nil {
-		return nil, ofOwn(ctx, err)
+		return nil, classifyOwn(ctx, err)
 	}
 	for i := range changed {
 		if changed[i].Applied && changes[i].To == provider.TaskPending {
@@ -156,17 +156,17 @@ where (o.status = 'claimed' and o.token = c.token) is not true`
 
 // RenewTasks implements provider.Tasks.
 func (db *Provider) RenewTasks(ctx context.Context, tasks []provider.Task, lease time.Duration) (late []string, err error) {
-	ids := each(tasks, func(t *provider.Task) string { return t.ID })
+	ids := mapSlice(tasks, func(t *provider.Task) string { return t.ID })
 	if err := provider.CheckStored("task id", ids...); err != nil {
 		return nil, wrap("renew the leases of tasks", err)
 	}
-	tokens := each(tasks, func(t *provider.Task) claim.Token { return t.Token })
+	tokens := mapSlice(tasks, func(t *provider.Task) claim.Token { return t.Token })
 	crash.Point("renew tasks: before")
 	late, err = collect(ctx, db.pool, pgx.RowTo[string], db.q(renewTasksSQL), planned, ids, uuids(tokens), lease.Microseconds())
 	crash.Point("renew tasks: after")
-	return late, ofOwn(ctx, wrap("renew the leases of tasks", clear(err)))
+	return late, classifyOwn(ctx, wrap("renew the leases of tasks", explain(err)))
 }
 
 func uuids(tokens []claim.Token) []uuid.UUID {
-	return each(tokens, func(t *claim.Token) uuid.UUID { return uuid.UUID(*t) })
+	return mapSlice(tokens, func(t *claim.Token) uuid.UUID { return uuid.UUID(*t) })
 }

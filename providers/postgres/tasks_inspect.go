@@ -45,7 +45,7 @@ func taskArgs(f provider.TaskFilter, limit int64) []any {
 	if f.Limit > 0 {
 		limit = int64(f.Limit)
 	}
-	return []any{planned, f.IDs, f.Kind, f.Group, f.GroupKind, some(each(f.Status, func(s *provider.TaskStatus) string { return string(*s) })), f.Code, f.After, limit}
+	return []any{planned, f.IDs, f.Kind, f.Group, f.GroupKind, some(mapSlice(f.Status, func(s *provider.TaskStatus) string { return string(*s) })), f.Code, f.After, limit}
 }
 
 // Tasks implements provider.TaskInspector. The State of a task that another program wrote is nil if
@@ -62,7 +62,7 @@ func (db *DB) Tasks(ctx context.Context, f provider.TaskFilter) ([]provider.Task
 		sql = stuckTasksSQL
 	}
 	tasks, err := collect(ctx, db.pool, scanTask, db.q(sql), taskArgs(f, 100)...)
-	return tasks, wrap("list tasks", clear(err))
+	return tasks, wrap("list tasks", explain(err))
 }
 
 // TaskCounts implements provider.TaskInspector. It reads all tasks.
@@ -75,7 +75,7 @@ func (db *DB) TaskCounts(ctx context.Context, kind string) (map[provider.TaskSta
 	var n int64
 	rows, _ := db.pool.Query(ctx, db.q(taskCountsSQL), planned, kind) // the rows return its error too
 	_, err := pgx.ForEachRow(rows, []any{&status, &n}, func() error { counts[status] = n; return nil })
-	return counts, wrap("count tasks", clear(err))
+	return counts, wrap("count tasks", explain(err))
 }
 
 // TaskGroup implements provider.TaskInspector.
@@ -88,7 +88,7 @@ func (db *DB) TaskGroup(ctx context.Context, id string) (provider.TaskGroup, boo
 	if errors.Is(err, pgx.ErrNoRows) {
 		return provider.TaskGroup{}, false, nil
 	}
-	return g, err == nil, wrap("read a group of tasks", clear(err))
+	return g, err == nil, wrap("read a group of tasks", explain(err))
 }
 
 // TaskTrail implements provider.TaskInspector.
@@ -102,7 +102,7 @@ func (db *DB) TaskTrail(ctx context.Context, id string) ([]provider.TaskRecord, 
 		r.At = storedTime(at)
 		return r, err
 	}, db.q(taskTrailSQL), planned, id)
-	return trail, wrap("read the trail of a task", clear(err))
+	return trail, wrap("read the trail of a task", explain(err))
 }
 
 // A decision locks the tasks in order of id, as changes do. The status of a task counts as it is
@@ -161,7 +161,7 @@ func (db *Provider) decideTasks(ctx context.Context, on querier, sql string, f p
 	crash.Point("decide tasks: before")
 	tag, err := on.Exec(ctx, db.q(sql), append(taskArgs(f, noLimit), d.By, d.Reason)...)
 	crash.Point("decide tasks: after")
-	return int(tag.RowsAffected()), clear(err)
+	return int(tag.RowsAffected()), explain(err)
 }
 
 // RequeueTasks implements provider.TaskInspector.
@@ -206,7 +206,7 @@ func (db *DB) CompleteTask(ctx context.Context, id string, result json.RawMessag
 	if err == nil {
 		db.tasksDue()
 	}
-	return wrap("complete a task", clear(err))
+	return wrap("complete a task", explain(err))
 }
 
 // PatchTask implements provider.TaskInspector. A task that waits for a slot that the patch fills
@@ -254,5 +254,5 @@ func (db *DB) PatchTask(ctx context.Context, id string, version int64, patch jso
 	if err == nil {
 		db.tasksDue()
 	}
-	return wrap("patch a task", clear(err))
+	return wrap("patch a task", explain(err))
 }

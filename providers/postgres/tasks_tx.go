@@ -49,7 +49,7 @@ func (t *taskTx) Enqueue(ctx context.Context, tasks ...provider.TaskDraft) error
 		})
 		crash.Point("enqueue task: after")
 		if err != nil || tag.RowsAffected() == 1 {
-			return wrap("enqueue tasks", clear(err))
+			return wrap("enqueue tasks", explain(err))
 		}
 	}
 	return t.add(ctx, "enqueue tasks", enqueueTasksSQL, draftArgs(ctx, tasks)...)
@@ -74,7 +74,7 @@ func (t *taskTx) add(ctx context.Context, what, sql string, args ...any) error {
 	if err == nil && !same {
 		err = provider.ErrTaskIDReused
 	}
-	return wrap(what, clear(err))
+	return wrap(what, explain(err))
 }
 
 // row runs a statement that returns one row.
@@ -93,11 +93,11 @@ func dueAt(d *provider.TaskDraft) *time.Time {
 
 func draftArgs(ctx context.Context, tasks []provider.TaskDraft) []any {
 	return []any{
-		each(tasks, func(d *provider.TaskDraft) string { return d.ID }),
-		each(tasks, func(d *provider.TaskDraft) string { return d.Kind }),
-		each(tasks, func(d *provider.TaskDraft) string { return string(d.Input) }),
-		each(tasks, func(d *provider.TaskDraft) int64 { return d.After.Microseconds() }),
-		each(tasks, dueAt),
+		mapSlice(tasks, func(d *provider.TaskDraft) string { return d.ID }),
+		mapSlice(tasks, func(d *provider.TaskDraft) string { return d.Kind }),
+		mapSlice(tasks, func(d *provider.TaskDraft) string { return string(d.Input) }),
+		mapSlice(tasks, func(d *provider.TaskDraft) int64 { return d.After.Microseconds() }),
+		mapSlice(tasks, dueAt),
 		provider.TaskMetadata(ctx),
 	}
 }
@@ -116,7 +116,7 @@ func (t *taskTx) Answer(ctx context.Context, a provider.TaskAnswer) (outcome pro
 	crash.Point("answer task: before")
 	err = t.row(ctx, answerTaskSQL, []any{a.Task, a.Name, a.ID, string(a.Out)}, &outcome)
 	crash.Point("answer task: after")
-	return outcome, wrap("answer a task", clear(err))
+	return outcome, wrap("answer a task", explain(err))
 }
 
 // Postpone implements provider.TaskTx.
@@ -128,7 +128,7 @@ func (t *taskTx) Postpone(ctx context.Context, id string, at time.Time) (done bo
 	crash.Point("postpone task: before")
 	err = t.row(ctx, postponeTaskSQL, []any{id, roundUp(at)}, &done)
 	crash.Point("postpone task: after")
-	return done, wrap("postpone a task", clear(err))
+	return done, wrap("postpone a task", explain(err))
 }
 
 // Cancel implements provider.TaskTx.
@@ -168,5 +168,5 @@ func (t *taskTx) Change(ctx context.Context, c provider.TaskChange) (provider.Ta
 	err = t.row(ctx, countTaskSQL, []any{planned, g.ID}, &g.Kind, &g.Data, &g.Total, &g.Open)
 	crash.Point("count task: after")
 	changed.Group = &g
-	return changed, wrap("count the group of a task", clear(err))
+	return changed, wrap("count the group of a task", explain(err))
 }

@@ -110,13 +110,13 @@ func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) (provider.Closing, er
 	tasked := w.db.tasked.Load()
 	if w.DryRun != nil {
 		if outside, err = w.db.beginDryRun(ctx); err != nil {
-			return ofOwn(ctx, err)
+			return classifyOwn(ctx, err)
 		}
 		defer outside.end(ctx)
 	}
 	conn, err := w.acquire(ctx)
 	if err != nil {
-		return ofOwn(ctx, wrap("acquire a connection", err))
+		return classifyOwn(ctx, wrap("acquire a connection", err))
 	}
 	defer conn.release()
 	crash.Point("open unit: before")
@@ -163,7 +163,7 @@ func (w *unit) handle(ctx context.Context, conn *leased, tx pgx.Tx, run func(tx 
 	switch {
 	case err != nil:
 		if _, blamed := errors.AsType[*provider.MessageError](err); !blamed && pgError(err) != nil {
-			err = ofMessage(w.now, err)
+			err = withMessage(w.now, err)
 		}
 		if !conn.IsClosed() {
 			err = ofHandler(err)
@@ -223,7 +223,7 @@ func (w *unit) usable(ctx context.Context, conn *pgx.Conn) error {
 	case pg.TxStatus() == 'I':
 		return errEnded
 	case pg.TxStatus() == 'E':
-		err := ofMessage(w.now, errors.New("a handler continued after an SQL error"))
+		err := withMessage(w.now, errors.New("a handler continued after an SQL error"))
 		return &provider.Error{Class: provider.ClassUnknown, Code: inFailedTransaction, Err: err}
 	}
 	return nil

@@ -130,7 +130,7 @@ func (a *appending) find(ctx context.Context, s session) (at eventstore.Appended
 		version, position int64
 	}
 	places := map[string]place{}
-	err = each(ctx, s, func(rows *sql.Rows) error {
+	err = eachRow(ctx, s, func(rows *sql.Rows) error {
 		var id string
 		var p place
 		err := rows.Scan(&id, &p.stream, &p.version, &p.position)

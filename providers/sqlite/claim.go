@@ -113,7 +113,7 @@ func candidatesOf(ctx context.Context, from querier, q provider.EntryQuery, limi
 	}
 	var entries []provider.Entry
 	bytes := 0
-	err := each(ctx, from, func(rows *sql.Rows) error {
+	err := eachRow(ctx, from, func(rows *sql.Rows) error {
 		e, err := scanEntry(rows)
 		if err != nil {
 			return err

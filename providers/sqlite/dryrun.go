@@ -145,7 +145,7 @@ func (d *dryRun) read(ctx context.Context) (string, error) {
 func (d *dryRun) rows(ctx context.Context, t tableName, rowids map[int64]bool) ([]string, error) {
 	var columns, primary, key []string
 	var rowid sql.NullString
-	err := each(ctx, d, func(rows *sql.Rows) error {
+	err := eachRow(ctx, d, func(rows *sql.Rows) error {
 		var name string
 		var isKey bool
 		err := rows.Scan(&name, &isKey, &rowid)

@@ -84,7 +84,7 @@ func setTime(e *outbox.Entry, to *time.Time, ms sql.NullInt64) {
 // entriesOf returns the entries of a query that selects entryColumns.
 func entriesOf(ctx context.Context, q querier, query string, args ...any) ([]outbox.Entry, error) {
 	var entries []outbox.Entry
-	err := each(ctx, q, func(rows *sql.Rows) error {
+	err := eachRow(ctx, q, func(rows *sql.Rows) error {
 		e, err := scanEntry(rows)
 		entries = append(entries, e)
 		return err

@@ -93,7 +93,7 @@ func (d *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.
 		open, held := openAndHeld(of)
 		query, args = countOpenEntries, append(args, open, held)
 	}
-	err := each(ctx, d.reads, func(rows *sql.Rows) error {
+	err := eachRow(ctx, d.reads, func(rows *sql.Rows) error {
 		var s outbox.Status
 		var n int64
 		err := rows.Scan(&s, &n)
@@ -155,7 +155,7 @@ func (d *Provider) decide(ctx context.Context, query string, f provider.EntryFil
 	}
 	err = d.writeTx(ctx, func(u *unit) error {
 		lanes := map[lane]bool{}
-		err := each(ctx, u, func(rows *sql.Rows) error {
+		err := eachRow(ctx, u, func(rows *sql.Rows) error {
 			var l lane
 			var stale bool
 			err := rows.Scan(&l.topic, &l.key, &stale)

@@ -106,7 +106,7 @@ func (d *Provider) logPage(ctx context.Context, q provider.LogQuery) (page provi
 // readLogRows adds the events up to a position, until the page is full.
 func (d *Provider) readLogRows(ctx context.Context, q provider.LogQuery, upper int64, page *provider.LogPage) (full bool, err error) {
 	bytes := 0
-	err = each(ctx, d.reads, func(rows *sql.Rows) error {
+	err = eachRow(ctx, d.reads, func(rows *sql.Rows) error {
 		e, size, err := scanRaw(rows)
 		if err != nil {
 			return err
@@ -224,7 +224,7 @@ func (d *Provider) LogPosition(ctx context.Context, from eventstore.From) (int64
 
 // LogStreams implements provider.Log.
 func (d *Provider) LogStreams(ctx context.Context, versions map[string]int64, after int64) (found []eventstore.Raw, err error) {
-	err = each(ctx, d.reads, func(rows *sql.Rows) error {
+	err = eachRow(ctx, d.reads, func(rows *sql.Rows) error {
 		e, _, err := scanRaw(rows)
 		found = append(found, e)
 		return err
@@ -235,7 +235,7 @@ func (d *Provider) LogStreams(ctx context.Context, versions map[string]int64, af
 // LogEvents implements provider.Log.
 func (d *Provider) LogEvents(ctx context.Context, ids []string) (map[string]eventstore.Raw, error) {
 	events := map[string]eventstore.Raw{}
-	err := each(ctx, d.reads, func(rows *sql.Rows) error {
+	err := eachRow(ctx, d.reads, func(rows *sql.Rows) error {
 		e, _, err := scanRaw(rows)
 		events[e.ID] = e
 		return err
@@ -246,7 +246,7 @@ func (d *Provider) LogEvents(ctx context.Context, ids []string) (map[string]even
 // LogPlaces implements provider.Log.
 func (d *Provider) LogPlaces(ctx context.Context, ids []string) (map[string]provider.LogPlace, error) {
 	places := map[string]provider.LogPlace{}
-	err := each(ctx, d.reads, func(rows *sql.Rows) error {
+	err := eachRow(ctx, d.reads, func(rows *sql.Rows) error {
 		var p provider.LogPlace
 		var at int64
 		err := rows.Scan(&p.Position, &p.ID, &at)

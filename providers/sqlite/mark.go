@@ -71,7 +71,7 @@ func (s session) lanesToRelease(ctx context.Context, marks []outbox.Mark) (map[i
 		return nil, nil
 	}
 	lanes := map[int64]lane{}
-	err := each(ctx, s, func(rows *sql.Rows) error {
+	err := eachRow(ctx, s, func(rows *sql.Rows) error {
 		var seq int64
 		var l lane
 		err := rows.Scan(&seq, &l.topic, &l.key)

@@ -105,7 +105,7 @@ func addMarkers(of map[string]map[string]int64, h *provider.Handler, m *provider
 // findMarkers returns the markers that exist. markers is for ofMarkers.
 func findMarkers(ctx context.Context, q querier, b provider.Build, markers string) (map[provider.Marker]bool, error) {
 	marked := map[provider.Marker]bool{}
-	err := each(ctx, q, func(rows *sql.Rows) error {
+	err := eachRow(ctx, q, func(rows *sql.Rows) error {
 		var m provider.Marker
 		err := rows.Scan(&m.Handler, &m.MessageID)
 		marked[m] = true

@@ -44,7 +44,7 @@ func (d *Provider) Report(ctx context.Context, r provider.ServiceReport, lease t
 }
 
 func servicesOf(ctx context.Context, q querier, limit int) (all []provider.ServiceReport, err error) {
-	err = each(ctx, q, func(rows *sql.Rows) error {
+	err = eachRow(ctx, q, func(rows *sql.Rows) error {
 		var r provider.ServiceReport
 		var id, kind, holder, data string
 		var skew int64
@@ -325,7 +325,7 @@ func (d *Provider) survey(ctx context.Context, limit int) (s provider.Survey, er
 	}
 	s.InFlight = map[string]int64{}
 	if err == nil {
-		err = each(ctx, d.reads, func(rows *sql.Rows) error {
+		err = eachRow(ctx, d.reads, func(rows *sql.Rows) error {
 			var runner string
 			var n int64
 			err := rows.Scan(&runner, &n)
@@ -341,7 +341,7 @@ func (d *Provider) survey(ctx context.Context, limit int) (s provider.Survey, er
 
 // heldCounts returns the numbers of rows with a status. The last column is the number of rows that were looked at.
 func heldCounts[Status ~string](ctx context.Context, q querier, query string, limit int) (all []provider.HeldCount[Status], err error) {
-	err = each(ctx, q, func(rows *sql.Rows) error {
+	err = eachRow(ctx, q, func(rows *sql.Rows) error {
 		var c provider.HeldCount[Status]
 		var seen int
 		err := rows.Scan(&c.Status, &c.Holder, &c.N, scanTime(&c.Oldest), scanTime(&c.Until), &seen)

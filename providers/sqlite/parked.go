@@ -148,7 +148,7 @@ func (d *Provider) Decide(ctx context.Context, f provider.ParkedFilter, to provi
 	if err == nil {
 		err = d.writeTx(ctx, func(u *unit) error {
 			changed := provider.Changed{}
-			err := each(ctx, u, func(rows *sql.Rows) error {
+			err := eachRow(ctx, u, func(rows *sql.Rows) error {
 				var q provider.Queue
 				err := rows.Scan(&q.Projector, &q.Generation, &q.Lane)
 				changed[q] = 0
@@ -191,7 +191,7 @@ const (
 
 // parkedOf returns the messages of a query that selects parkedColumns.
 func parkedOf(ctx context.Context, q querier, query string, args ...any) (parked []provider.Parked, err error) {
-	err = each(ctx, q, func(rows *sql.Rows) error {
+	err = eachRow(ctx, q, func(rows *sql.Rows) error {
 		var p provider.Parked
 		var handlers []byte
 		var headers, class, state string

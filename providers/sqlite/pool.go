@@ -170,7 +170,7 @@ func (s session) query(ctx context.Context, query string, args ...any) (*sql.Row
 // one scans the only row of a query into dest. It returns sql.ErrNoRows if there is none.
 func one(ctx context.Context, q querier, dest []any, query string, args ...any) error {
 	found := sql.ErrNoRows
-	err := each(ctx, q, func(rows *sql.Rows) error {
+	err := eachRow(ctx, q, func(rows *sql.Rows) error {
 		found = nil
 		return rows.Scan(dest...)
 	}, query, args...)
@@ -184,7 +184,7 @@ func column[T any](ctx context.Context, q querier, query string, args ...any) (a
 
 // rowsOf returns the rows of a query. columns returns where the columns of a row go.
 func rowsOf[T any](ctx context.Context, q querier, columns func(*T) []any, query string, args ...any) (all []T, err error) {
-	err = each(ctx, q, func(rows *sql.Rows) error {
+	err = eachRow(ctx, q, func(rows *sql.Rows) error {
 		var v T
 		err := rows.Scan(columns(&v)...)
 		all = append(all, v)
@@ -193,8 +193,8 @@ func rowsOf[T any](ctx context.Context, q querier, columns func(*T) []any, query
 	return all, err
 }
 
-// each calls fn for every row of a query.
-func each(ctx context.Context, q querier, fn func(*sql.Rows) error, query string, args ...any) error {
+// eachRow calls fn for every row of a query.
+func eachRow(ctx context.Context, q querier, fn func(*sql.Rows) error, query string, args ...any) error {
 	rows, err := q.query(ctx, query, args...)
 	if err != nil {
 		return err

@@ -47,14 +47,14 @@ on conflict (projector, generation) do update set position = excluded.position, 
 	handlers = excluded.handlers, splits = excluded.splits`
 )
 
-// briefly returns the position, the mode and the token of a checkpoint. In a unit they do not
+// checkpointHead returns the position, the mode and the token of a checkpoint. In a unit they do not
 // change before the commit.
-func briefly(ctx context.Context, q querier, b provider.Build) (provider.Checkpoint, error) {
+func checkpointHead(ctx context.Context, q querier, b provider.Build) (provider.Checkpoint, error) {
 	return oneCheckpoint(ctx, q, readCheckpoint, b, nil)
 }
 
-// wholly returns a checkpoint.
-func wholly(ctx context.Context, q querier, b provider.Build) (provider.Checkpoint, error) {
+// wholeCheckpoint returns a checkpoint.
+func wholeCheckpoint(ctx context.Context, q querier, b provider.Build) (provider.Checkpoint, error) {
 	var id, lineage, handlers, splits, segments string
 	var recorded sql.NullInt64
 	c, err := oneCheckpoint(ctx, q, readWholeCheckpoint, b, []any{&id, &recorded, &lineage, &handlers, &splits, &segments})
@@ -109,7 +109,7 @@ func segmentsOf(list string) (all []provider.Segment, err error) {
 
 // inSegment returns the checkpoint that a unit is compared with.
 func inSegment(ctx context.Context, q querier, b provider.Build, segment int) (provider.Checkpoint, error) {
-	c, err := briefly(ctx, q, b)
+	c, err := checkpointHead(ctx, q, b)
 	if err != nil || segment == 0 || c.Mode == 0 {
 		return c, err
 	}
@@ -150,7 +150,7 @@ func (d *Provider) TakeSegment(ctx context.Context, b provider.Build, number int
 		if err != nil {
 			return err
 		}
-		c, err := wholly(ctx, u, b)
+		c, err := wholeCheckpoint(ctx, u, b)
 		if ok = err == nil && c.Mode == provider.ModeCatchUp && c.Split().Has(number); !ok {
 			return err
 		}
@@ -206,7 +206,7 @@ func (d *Provider) Checkpoint(ctx context.Context, b provider.Build) (c provider
 		b, err = numbered(ctx, d.reads, b)
 	}
 	if err == nil {
-		c, err = wholly(ctx, d.reads, b)
+		c, err = wholeCheckpoint(ctx, d.reads, b)
 	}
 	return result(c, "read the checkpoint", err)
 }
@@ -221,7 +221,7 @@ func (d *Provider) SetCheckpoint(ctx context.Context, b provider.Build, from, to
 		if err != nil {
 			return err
 		}
-		is, err := wholly(ctx, u, b)
+		is, err := wholeCheckpoint(ctx, u, b)
 		set = is.Mode != provider.ModeEnded && is.Place.Position == from.Place.Position && is.Mode == from.Mode && is.Token == from.Token &&
 			slices.Equal(is.Splits, from.Splits)
 		if err == nil && set {
@@ -260,7 +260,7 @@ func unapplied(ctx context.Context, q querier, b provider.Build, messages []prov
 	if err != nil {
 		return nil, err
 	}
-	c, err := briefly(ctx, q, b)
+	c, err := checkpointHead(ctx, q, b)
 	if err != nil {
 		return nil, err
 	}
@@ -296,7 +296,7 @@ func (d *Provider) PruneApplied(ctx context.Context, b provider.Build, handlers 
 		return 0, wrap("prune applied", err)
 	}
 	args := []any{b.Projector, b.Generation, jsonOf(handlers), max(limit, 0)}
-	if any, err := column[bool](ctx, d.reads, `select exists (`+appliedMarkers+`)`, args...); err != nil || !any[0] {
+	if exists, err := column[bool](ctx, d.reads, `select exists (`+appliedMarkers+`)`, args...); err != nil || !exists[0] {
 		return 0, wrap("prune applied", err)
 	}
 	n, err = d.changed(ctx, pruneApplied, args...)

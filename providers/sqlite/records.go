@@ -104,7 +104,7 @@ func (d *Provider) Prune(ctx context.Context, projector string, handlers []strin
 // prune takes the write lock only if old selects rows to delete.
 func (d *Provider) prune(ctx context.Context, old, query, name string, window time.Duration, limit int, more ...any) (n int, err error) {
 	args := append([]any{name, millis(window), max(limit, 0)}, more...)
-	if any, err := column[bool](ctx, d.reads, `select exists (`+old+`)`, args...); err != nil || !any[0] {
+	if exists, err := column[bool](ctx, d.reads, `select exists (`+old+`)`, args...); err != nil || !exists[0] {
 		return 0, err
 	}
 	err = d.writeTx(ctx, func(u *unit) error {

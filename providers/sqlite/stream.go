@@ -58,7 +58,7 @@ var errFull = errors.New("the page is full")
 // readPage reads a page. more is whether there may be another one.
 func readPage(ctx context.Context, q querier, stream string, after int64) (page []eventstore.Raw, more bool, err error) {
 	bytes := 0
-	err = each(ctx, q, func(rows *sql.Rows) error {
+	err = eachRow(ctx, q, func(rows *sql.Rows) error {
 		e := eventstore.Raw{Stream: stream}
 		var metadata string
 		var at int64

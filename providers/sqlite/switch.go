@@ -74,7 +74,7 @@ func (u *unit) workSwitch(ctx context.Context, p *provider.Unit, run runFunc) er
 
 // last calls Last. Its context lets it read through a pool of one connection.
 func (u *unit) last(ctx context.Context, s *provider.Switch, live provider.Build) ([]provider.Message, error) {
-	c, err := wholly(ctx, u, live)
+	c, err := wholeCheckpoint(ctx, u, live)
 	if err != nil {
 		return nil, inStep("open", err)
 	}

@@ -50,7 +50,7 @@ func storedTime(ms sql.NullInt64) time.Time {
 
 // tasksOf returns the tasks of a query that selects taskColumns.
 func tasksOf(ctx context.Context, q querier, query string, args ...any) (tasks []provider.Task, err error) {
-	err = each(ctx, q, func(rows *sql.Rows) error {
+	err = eachRow(ctx, q, func(rows *sql.Rows) error {
 		r, err := scanTask(rows)
 		tasks = append(tasks, r.Task)
 		return err
@@ -74,7 +74,7 @@ insert into kinora_task_trail (task, what, detail, by_whom, reason, at) values (
 // task reads a task and the clock. The error is sql.ErrNoRows if there is none.
 func (s session) task(ctx context.Context, id string) (r taskrow.Row, now time.Time, err error) {
 	found := sql.ErrNoRows
-	err = each(ctx, s, func(rows *sql.Rows) error {
+	err = eachRow(ctx, s, func(rows *sql.Rows) error {
 		var ms int64
 		r, found = scanTask(rows, &ms)
 		now = timeOf(ms)

@@ -100,7 +100,7 @@ func (d *Provider) TakeTask(ctx context.Context, c provider.Task, q provider.Tas
 // because every claim would find the task again.
 func (s session) takeTask(ctx context.Context, c provider.Task, q provider.TaskQuery, t claim.Terms, at any) (taken provider.Task, ok bool, err error) {
 	found := sql.ErrNoRows
-	err = each(ctx, s, func(rows *sql.Rows) error {
+	err = eachRow(ctx, s, func(rows *sql.Rows) error {
 		var timedOut bool
 		r, err := scanTask(rows, &timedOut)
 		taken, found = r.Task, err

@@ -78,7 +78,7 @@ func (d *DB) TaskCounts(ctx context.Context, kind string) (map[provider.TaskStat
 		return nil, wrap("count tasks", err)
 	}
 	counts := provider.ZeroTaskCounts()
-	err := each(ctx, d.reads, func(rows *sql.Rows) error {
+	err := eachRow(ctx, d.reads, func(rows *sql.Rows) error {
 		var status provider.TaskStatus
 		var n int64
 		err := rows.Scan(&status, &n)
@@ -111,7 +111,7 @@ where r.task = ?1 order by r.id`
 // TaskTrail implements provider.TaskInspector.
 func (d *DB) TaskTrail(ctx context.Context, id string) (trail []provider.TaskRecord, err error) {
 	if err = provider.CheckStorable("task id", id); err == nil {
-		err = each(ctx, d.reads, func(rows *sql.Rows) error {
+		err = eachRow(ctx, d.reads, func(rows *sql.Rows) error {
 			var r provider.TaskRecord
 			var seq, at int64
 			err := rows.Scan(&seq, &r.Task, &r.Kind, &r.Group, &r.What, &r.Detail, &r.By, &r.Reason, &at)
