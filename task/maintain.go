@@ -48,9 +48,6 @@ func (e *engine[Tx]) statement(ctx context.Context) (context.Context, context.Ca
 // findUnknown looks for tasks of its domains whose kinds it does not define. They are claimed, and
 // abandoned.
 func (e *engine[Tx]) findUnknown(ctx context.Context) {
-	if e.cfg.Kinds != nil {
-		return
-	}
 	var unknown []string
 	seen := map[string]bool{}
 	for kind := range e.kinds.handlers {

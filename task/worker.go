@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -33,7 +34,7 @@ type Worker struct {
 // provider.TaskProvider[pgx.Tx], *sqlite.DB one of *sql.Tx, *memory.DB one of *memory.Model. It
 // checks its arguments, and starts nothing.
 //
-// A worker without WorkerConfig.Kinds is responsible for the domains of its kinds, the parts before
+// A worker is responsible for the domains of its kinds, the parts before
 // the "/": it abandons their tasks of other kinds, with the code "unknown". A worker that defines the kind
 // requeues such tasks. So all kinds of a domain belong into one service.
 func NewWorker[Tx any](db provider.TaskProvider[Tx], cfg WorkerConfig, definitions ...Kind[Tx]) (*Worker, error) {
@@ -59,20 +60,10 @@ func NewWorker[Tx any](db provider.TaskProvider[Tx], cfg WorkerConfig, definitio
 	if len(e.kinds.handlers) == 0 {
 		errs = append(errs, errors.New("there are no kinds of tasks: give at least one definition"))
 	}
-	for kind := range e.kinds.handlers {
-		if cfg.Kinds == nil || slices.Contains(cfg.Kinds, kind) {
-			e.names = append(e.names, kind)
-		}
-	}
-	for _, kind := range cfg.Kinds {
-		if _, ok := e.kinds.handlers[kind]; !ok {
-			errs = append(errs, fmt.Errorf("kinds has %q, which no definition has: pass its definition", kind))
-		}
-	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("worker: %w", err)
 	}
-	slices.Sort(e.names)
+	e.names = slices.Sorted(maps.Keys(e.kinds.handlers))
 	e.log = e.cfg.Logger.With("worker", e.cfg.Holder)
 	return &Worker{running: make(chan struct{}), run: e.run, runOnce: e.runOnce, late: func() map[string]time.Duration { return e.loops.Late(now()) }}, nil
 }

@@ -3,7 +3,6 @@ package task
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -15,9 +14,6 @@ import (
 
 // WorkerConfig configures a Worker. The zero value is the default.
 type WorkerConfig struct {
-	// Kinds are the kinds that the worker claims, of those that are passed to NewWorker. Nil means
-	// all. With Kinds set, the worker does not abandon tasks of unknown kinds.
-	Kinds []string
 	// Concurrency is the number of tasks that run at the same time. No more are claimed, except while
 	// the ends of done tasks are recorded: then at most as many others. Zero means 16.
 	Concurrency int
@@ -94,9 +90,6 @@ func (c *WorkerConfig) validate() (err error) {
 	}
 	if c.Lease < 10*time.Millisecond {
 		return fmt.Errorf("lease %s: must be at least 10ms", c.Lease)
-	}
-	if c.Kinds != nil && len(c.Kinds) == 0 {
-		return errors.New("kinds is empty: use nil for all kinds")
 	}
 	if c.Holder == "" {
 		host, _ := os.Hostname()

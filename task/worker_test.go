@@ -41,9 +41,7 @@ func TestNewWorkerRefuses(t *testing.T) {
 			"no function":       {defs: []task.Kind[tx]{task.Define[tx, int, int]("orders/x", nil)}, want: "function"},
 			"no completion":     {defs: []task.Kind[tx]{ok, task.DefineGroup[tx, int]("orders/g", nil)}, want: "function"},
 			"negative":          {cfg: task.WorkerConfig{Concurrency: -1}, defs: []task.Kind[tx]{ok}, want: "concurrency -1"},
-			"no kinds":          {cfg: task.WorkerConfig{Kinds: []string{}}, defs: []task.Kind[tx]{ok}, want: "kinds is empty"},
 			"a short lease":     {cfg: task.WorkerConfig{Lease: 1}, defs: []task.Kind[tx]{ok}, want: "lease"},
-			"another's kind":    {cfg: task.WorkerConfig{Kinds: []string{"orders/none"}}, defs: []task.Kind[tx]{ok}, want: "orders/none"},
 			"negative keep":     {cfg: task.WorkerConfig{Keep: task.Retention{Done: -1}}, defs: []task.Kind[tx]{ok}, want: "retention"},
 			"a negative delay":  {cfg: task.WorkerConfig{Backoff: claim.Backoff{Base: -1}}, defs: []task.Kind[tx]{ok}, want: "backoff"},
 			"the group's twice": {defs: []task.Kind[tx]{ok, task.DefineGroup("orders/g", noCompletion), task.DefineGroup("orders/g", noCompletion)}, want: "twice"},
@@ -528,20 +526,6 @@ func TestUnknownKinds(t *testing.T) {
 		w.becomes("a", task.Done)
 		w.becomes("c", task.Done)
 		require.Equal(w, []string{"a"}, w.called())
-	})
-}
-
-func TestAWorkerOfSomeKinds(t *testing.T) {
-	inWorld(t, func(w *world) {
-		a := call("orders/a", func(context.Context, run) error { return nil }).Was("orders/former")
-		b := call("orders/b", func(context.Context, run) error { return nil })
-		w.enqueue(a.New("a", 1), b.New("b", 1), call("orders/c", nil).New("c", 1), call("orders/former", nil).New("d", 1))
-		w.start(w.worker(task.WorkerConfig{Kinds: []string{"orders/a", "orders/former"}}, a, b))
-		w.becomes("a", task.Done)
-		w.becomes("d", task.Done)
-		time.Sleep(time.Minute)
-		require.Equal(w, task.Pending, w.task("b").Status)
-		require.Equal(w, task.Pending, w.task("c").Status)
 	})
 }
 
