@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/internal/presence"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -74,10 +74,7 @@ func (c *RelayConfig) validate() error {
 	if c.Poll < 0 || c.Drain < 0 || c.Bytes < 0 {
 		return fmt.Errorf("poll %s, drain %s, bytes %d: must not be negative", c.Poll, c.Drain, c.Bytes)
 	}
-	if c.Holder == "" {
-		host, _ := os.Hostname()
-		c.Holder = fmt.Sprintf("%s/%d", host, os.Getpid())
-	}
+	c.Holder = cmp.Or(c.Holder, presence.Process())
 	if err := provider.CheckText("holder", c.Holder, provider.MaxIDBytes); err != nil {
 		return err
 	}

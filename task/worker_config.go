@@ -5,10 +5,10 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"os"
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/internal/presence"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -91,10 +91,7 @@ func (c *WorkerConfig) validate() (err error) {
 	if c.Lease < 10*time.Millisecond {
 		return fmt.Errorf("lease %s: must be at least 10ms", c.Lease)
 	}
-	if c.Holder == "" {
-		host, _ := os.Hostname()
-		c.Holder = fmt.Sprintf("%s/%d", host, os.Getpid())
-	}
+	c.Holder = cmp.Or(c.Holder, presence.Process())
 	if err := provider.CheckText("holder", c.Holder, provider.MaxIDBytes); err != nil {
 		return err
 	}
