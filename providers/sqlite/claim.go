@@ -184,9 +184,7 @@ func (s session) take(ctx context.Context, e provider.Entry, q provider.EntryQue
 		query = takeUnordered
 	}
 	was := e
-	var next int64
-	var attempted sql.NullInt64
-	err := one(ctx, s, []any{&e.Status, &e.Attempts, &e.Suspect, &next, &attempted}, query,
+	err := one(ctx, s, []any{&e.Status, &e.Attempts, &e.Suspect, scanTime(&e.NextAttemptAt), scanTime(&e.LastAttemptedAt)}, query,
 		e.Seq, e.Status, e.Attempts, tokenOf(e.Token), tokenOf(t.Token), t.Holder, millis(t.Lease), q.Attempts)
 	switch {
 	case errors.Is(err, sql.ErrNoRows), err == nil && e.Status != outbox.Claimed:
@@ -195,7 +193,6 @@ func (s session) take(ctx context.Context, e provider.Entry, q provider.EntryQue
 		return was, false, err
 	}
 	e.Token, e.ClaimedBy = t.Token, t.Holder
-	e.NextAttemptAt, e.LastAttemptedAt = timeOf(next), timeOrZero(attempted)
 	// the claim has set the other times
 	e.Malformed = e.Headers == nil || e.CreatedAt.IsZero()
 	return e, true, nil

@@ -2,7 +2,6 @@ package sqlite
 
 import (
 	"context"
-	"database/sql"
 	"time"
 
 	"github.com/kinora-go/kinora/provider"
@@ -36,11 +35,7 @@ func (d *Provider) Beat(ctx context.Context, runner string, lease, record time.D
 				return err
 			}
 		}
-		var now int64
-		var crashed sql.NullInt64
-		err := one(ctx, u, []any{&now, &crashed}, lastCrash, runner)
-		h = provider.Health{Now: timeOf(now), Crashed: timeOrZero(crashed)}
-		return err
+		return one(ctx, u, []any{scanTime(&h.Now), scanTime(&h.Crashed)}, lastCrash, runner)
 	})
 	return result(h, "renew the lease of runner "+runner, err)
 }

@@ -136,14 +136,12 @@ func arrayOf(texts []string) any {
 
 func scanRaw(rows *sql.Rows) (e eventstore.Raw, size int, err error) {
 	var metadata string
-	var at int64
-	err = rows.Scan(&e.Position, &e.Stream, &e.Version, &e.ID, &e.Type, &e.Schema, &e.Data, &metadata, &at)
+	err = rows.Scan(&e.Position, &e.Stream, &e.Version, &e.ID, &e.Type, &e.Schema, &e.Data, &metadata, scanTime(&e.RecordedAt))
 	if err == nil && metadata != noMetadata {
 		// What other software wrote in another form is left out: an error would make the events behind
 		// it unreadable.
 		_ = json.Unmarshal([]byte(metadata), &e.Metadata)
 	}
-	e.RecordedAt = timeOf(at)
 	return e, len(e.Data) + len(metadata), err
 }
 
@@ -168,12 +166,10 @@ func (d *Provider) dropYoung(ctx context.Context, q provider.LogQuery, page *pro
 
 // logPlace returns the place of an event, or a zero one if there is none.
 func (d *Provider) logPlace(ctx context.Context, query string, args ...any) (p provider.LogPlace, err error) {
-	var at int64
-	err = one(ctx, d.reads, []any{&p.Position, &p.ID, &at}, query, args...)
+	err = one(ctx, d.reads, []any{&p.Position, &p.ID, scanTime(&p.RecordedAt)}, query, args...)
 	if errors.Is(err, sql.ErrNoRows) {
 		return provider.LogPlace{}, nil
 	}
-	p.RecordedAt = timeOf(at)
 	return p, err
 }
 
@@ -248,9 +244,7 @@ func (d *Provider) LogPlaces(ctx context.Context, ids []string) (map[string]prov
 	places := map[string]provider.LogPlace{}
 	err := eachRow(ctx, d.reads, func(rows *sql.Rows) error {
 		var p provider.LogPlace
-		var at int64
-		err := rows.Scan(&p.Position, &p.ID, &at)
-		p.RecordedAt = timeOf(at)
+		err := rows.Scan(&p.Position, &p.ID, scanTime(&p.RecordedAt))
 		places[p.ID] = p
 		return err
 	}, readLogPlaces, jsonOf(provider.EventIDs(ids)))

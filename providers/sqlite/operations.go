@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -307,32 +308,24 @@ func (d *Provider) survey(ctx context.Context, limit int) (s provider.Survey, er
 			err = d.surveyBuild(ctx, &s, &s.Builds[i], limit)
 		}
 	}
-	if err == nil {
-		s.Entries, err = heldCounts[provider.EntryStatus](ctx, d.reads, surveyEntries, limit)
+	if err != nil {
+		return s, err
 	}
-	if err == nil {
-		s.Tasks, err = heldCounts[provider.TaskStatus](ctx, d.reads, surveyTasks, limit)
-	}
-	if err == nil {
-		s.DueTasks, err = rowsOf(ctx, d.reads, func(t *provider.DueTask) []any { return []any{&t.Kind, scanTime(&t.Due)} }, surveyDue)
-	}
-	if err == nil {
-		s.Leases, err = rowsOf(ctx, d.reads, func(l *provider.NamedLease) []any { return []any{&l.Name, &l.Holder, scanTime(&l.ExpiresAt)} }, surveyLeases, limit)
-	}
+	var errs [6]error
+	s.Entries, errs[0] = heldCounts[provider.EntryStatus](ctx, d.reads, surveyEntries, limit)
+	s.Tasks, errs[1] = heldCounts[provider.TaskStatus](ctx, d.reads, surveyTasks, limit)
+	s.DueTasks, errs[2] = rowsOf(ctx, d.reads, func(t *provider.DueTask) []any { return []any{&t.Kind, scanTime(&t.Due)} }, surveyDue)
+	s.Leases, errs[3] = rowsOf(ctx, d.reads, func(l *provider.NamedLease) []any { return []any{&l.Name, &l.Holder, scanTime(&l.ExpiresAt)} }, surveyLeases, limit)
+	s.Services, errs[4] = servicesOf(ctx, d.reads, limit)
 	s.InFlight = map[string]int64{}
-	if err == nil {
-		err = eachRow(ctx, d.reads, func(rows *sql.Rows) error {
-			var runner string
-			var n int64
-			err := rows.Scan(&runner, &n)
-			s.InFlight[runner] = n
-			return err
-		}, surveyInFlight, limit)
-	}
-	if err == nil {
-		s.Services, err = servicesOf(ctx, d.reads, limit)
-	}
-	return s, err
+	errs[5] = eachRow(ctx, d.reads, func(rows *sql.Rows) error {
+		var runner string
+		var n int64
+		err := rows.Scan(&runner, &n)
+		s.InFlight[runner] = n
+		return err
+	}, surveyInFlight, limit)
+	return s, cmp.Or(errs[:]...)
 }
 
 // heldCounts returns the numbers of rows with a status. The last column is the number of rows that were looked at.

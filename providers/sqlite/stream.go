@@ -61,11 +61,9 @@ func readPage(ctx context.Context, q querier, stream string, after int64) (page 
 	err = eachRow(ctx, q, func(rows *sql.Rows) error {
 		e := eventstore.Raw{Stream: stream}
 		var metadata string
-		var at int64
-		if err := rows.Scan(&e.Position, &e.Version, &e.ID, &e.Type, &e.Schema, &e.Data, &metadata, &at); err != nil {
+		if err := rows.Scan(&e.Position, &e.Version, &e.ID, &e.Type, &e.Schema, &e.Data, &metadata, scanTime(&e.RecordedAt)); err != nil {
 			return err
 		}
-		e.RecordedAt = timeOf(at)
 		page = append(page, e)
 		if metadata != noMetadata {
 			_ = json.Unmarshal([]byte(metadata), &page[len(page)-1].Metadata) // as scanRaw

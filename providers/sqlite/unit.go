@@ -185,6 +185,10 @@ type storedMillis time.Time
 
 // Scan implements sql.Scanner.
 func (t *storedMillis) Scan(stored any) error {
+	if ms, ok := stored.(int64); ok { // as nearly always
+		*t = storedMillis(timeOf(ms))
+		return nil
+	}
 	var ms sql.NullInt64
 	err := ms.Scan(stored)
 	*t = storedMillis(timeOrZero(ms))
