@@ -8,10 +8,8 @@
 //   - Taking a row counts as an attempt, whether or not it fails. So a row that kills its worker
 //     each time still reaches its limit of attempts.
 //
-// The package builds no queries: each provider writes the claim statements for its tables. It
-// chooses the path of a claim by its methods: a provider with provider.BatchClaimer claims entries
-// in one transaction, and one with provider.TaskBatchClaimer claims tasks so. Any other provider
-// gets Portable.
+// The package builds no queries: each provider writes the claim statements for its tables. A
+// provider that cannot claim several rows in one transaction uses Portable.
 //
 //	entries of the outbox     Terms, Token, Backoff, Portable
 //	tasks                     Terms, Token, Backoff, Portable

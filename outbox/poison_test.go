@@ -126,10 +126,12 @@ func TestAnEntryThatEndsItsRelaysIsAbandonedAtTheLimit(t *testing.T) {
 // foreign is a store that reports the entry b1 as written by other software.
 type foreign struct{ provider.Outbox }
 
-func (f foreign) TakeEntry(ctx context.Context, e outbox.Entry, q provider.EntryQuery, t claim.Terms) (outbox.Entry, bool, error) {
-	taken, ok, err := f.Outbox.TakeEntry(ctx, e, q, t)
-	taken.Malformed = taken.ID == "b1"
-	return taken, ok, err
+func (f foreign) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]outbox.Entry, error) {
+	taken, err := f.Outbox.ClaimEntries(ctx, q, t)
+	for i := range taken {
+		taken[i].Malformed = taken[i].ID == "b1"
+	}
+	return taken, err
 }
 
 func TestRelayAbandonsMalformedEntries(t *testing.T) {

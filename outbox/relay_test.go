@@ -346,13 +346,13 @@ type flaky struct {
 	claims, marks int
 }
 
-func (f *flaky) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]outbox.Entry, error) {
+func (f *flaky) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]outbox.Entry, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.claims++; f.claims < 4 {
 		return nil, errors.New("away")
 	}
-	return f.Outbox.EntryCandidates(ctx, q, limit)
+	return f.Outbox.ClaimEntries(ctx, q, t)
 }
 
 func (f *flaky) MarkEntries(ctx context.Context, marks []outbox.Mark) ([]int64, error) {
@@ -453,9 +453,9 @@ type polled struct {
 	scans atomic.Int64
 }
 
-func (p *polled) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]outbox.Entry, error) {
+func (p *polled) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]outbox.Entry, error) {
 	p.scans.Add(1)
-	return p.Outbox.EntryCandidates(ctx, q, limit)
+	return p.Outbox.ClaimEntries(ctx, q, t)
 }
 
 func TestRelayPollsAdaptively(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/stretchr/testify/require"
@@ -47,7 +48,7 @@ type locked struct {
 	waited chan error
 }
 
-func (l *locked) EntryCandidates(ctx context.Context, _ provider.EntryQuery, _ int) ([]outbox.Entry, error) {
+func (l *locked) ClaimEntries(ctx context.Context, _ provider.EntryQuery, _ claim.Terms) ([]outbox.Entry, error) {
 	<-ctx.Done()
 	l.waited <- ctx.Err()
 	return nil, ctx.Err()

@@ -61,43 +61,21 @@ func CheckMarks(marks []EntryMark) error {
 	return nil
 }
 
-// ClaimEntries claims eligible entries in order of Seq. It uses BatchClaimer if s implements it,
-// else ClaimEntriesPortably.
+// ClaimEntries claims eligible entries in order of Seq.
 //   - An entry has at most one live claim. A live lease is never taken over, an expired one is.
 //   - An entry is claimed only together with all earlier open ones of its topic and key. So no
 //     entry is claimed before an earlier one of its key that waits, has failed, or is claimed by
 //     another relay.
-//   - An entry whose claim crashed is claimed alone.
+//   - Claiming counts an attempt, sets the token and holder of t, and leases the entries for
+//     t.Lease.
+//   - An entry that was still claimed, and so its lease expired without a mark, becomes suspect,
+//     and is claimed alone (Entry.Alone). At q.Attempts it is abandoned instead
+//     (LastErrorCrashed).
 //   - The entries are as they are after the claim. With an error, they are those taken before it.
 func ClaimEntries(ctx context.Context, s Outbox, q EntryQuery, t claim.Terms) ([]Entry, error) {
 	t, err := t.WithDefaults()
 	if err != nil {
 		return nil, err
 	}
-	if b, ok := s.(BatchClaimer); ok {
-		return b.ClaimEntries(ctx, q, t)
-	}
-	return ClaimEntriesPortably(ctx, s, q, t)
-}
-
-// ClaimEntriesPortably does what ClaimEntries does, with Outbox.EntryCandidates and one
-// Outbox.TakeEntry per entry. It never uses BatchClaimer.
-func ClaimEntriesPortably(ctx context.Context, s Outbox, q EntryQuery, t claim.Terms) ([]Entry, error) {
-	t, err := t.WithDefaults()
-	if err != nil {
-		return nil, err
-	}
-	return claim.Portable(ctx, t,
-		func(ctx context.Context, limit int) ([]Entry, error) { return s.EntryCandidates(ctx, q, limit) },
-		func(ctx context.Context, e Entry, t claim.Terms) (Entry, bool, error) {
-			return s.TakeEntry(ctx, e, q, t)
-		},
-		Entry.Alone)
-}
-
-// BatchClaimer is a capability of an Outbox: ClaimEntries in one transaction.
-type BatchClaimer interface {
-	// ClaimEntries does what the function ClaimEntries does. t is complete
-	// (claim.Terms.WithDefaults).
-	ClaimEntries(ctx context.Context, q EntryQuery, t claim.Terms) ([]Entry, error)
+	return s.ClaimEntries(ctx, q, t)
 }

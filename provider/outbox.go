@@ -14,23 +14,9 @@ import (
 // The clock is read once per statement. With EntryQuery.Unordered, the conditions on earlier
 // entries do not apply.
 type Outbox interface {
-	// EntryCandidates returns at most limit eligible entries in order of Seq, without taking
-	// them. It omits an entry if an earlier open entry of its topic and key is not eligible.
-	//   - With q.Near it reads at most limit eligible entries.
-	//   - With q.Bytes it stops before the entry that would exceed them, unless that is the
-	//     first.
-	EntryCandidates(ctx context.Context, q EntryQuery, limit int) ([]Entry, error)
-
-	// TakeEntry takes e if e is unchanged since it was read (status, attempts, token), still
-	// eligible, and every earlier open entry of its topic and key is held by t.Token. It checks
-	// all of that in one atomic step.
-	//   - Taking counts an attempt, sets the token and holder of t, and leases the entry for
-	//     t.Lease.
-	//   - If e was still claimed, and so its lease expired without a mark, e becomes suspect. At
-	//     q.Attempts it is abandoned instead (LastErrorCrashed) and not taken.
-	//   - If e was not taken, the result is (e, false, nil). t is complete
-	//     (claim.Terms.WithDefaults).
-	TakeEntry(ctx context.Context, e Entry, q EntryQuery, t claim.Terms) (Entry, bool, error)
+	// ClaimEntries does what the function ClaimEntries does, in one transaction: see claim.Portable. t
+	// is complete (claim.Terms.WithDefaults).
+	ClaimEntries(ctx context.Context, q EntryQuery, t claim.Terms) ([]Entry, error)
 
 	// MarkEntries changes claimed entries in one transaction.
 	//   - A mark whose token is not that of the entry's claim changes nothing: late has its Seq,

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -262,68 +261,30 @@ func TestLateChange(t *testing.T) {
 	require.True(t, provider.TaskChanged{}.Late(mine), "no such task")
 }
 
-// tasksStub lists tasks, and takes those whose id it is to take.
-type tasksStub struct {
+// claimStub records the terms of claims.
+type claimStub struct {
 	provider.Tasks
-	limits []int
-	err    error
+	terms []claim.Terms
 }
 
-func (s *tasksStub) TaskCandidates(_ context.Context, _ provider.TaskQuery, limit int) ([]provider.Task, error) {
-	s.limits = append(s.limits, limit)
-	return []provider.Task{{ID: "a"}, {ID: "lost"}, {ID: "b"}}, nil
-}
-
-func (s *tasksStub) TakeTask(_ context.Context, c provider.Task, _ provider.TaskQuery, t claim.Terms) (provider.Task, bool, error) {
-	if c.ID == "b" && s.err != nil {
-		return c, false, s.err
-	}
-	c.Token = t.Token
-	return c, c.ID != "lost", nil
-}
-
-// batchStub claims in one call.
-type batchStub struct{ tasksStub }
-
-func (*batchStub) ClaimTasks(_ context.Context, _ provider.TaskQuery, t claim.Terms) ([]provider.Task, error) {
-	return []provider.Task{{ID: fmt.Sprint("batch of ", t.Limit), Token: t.Token}}, nil
+func (s *claimStub) ClaimTasks(_ context.Context, _ provider.TaskQuery, t claim.Terms) ([]provider.Task, error) {
+	s.terms = append(s.terms, t)
+	return nil, nil
 }
 
 func TestClaimTasks(t *testing.T) {
 	t.Parallel()
-	ids := func(tasks []provider.Task) (ids []string) {
-		for _, task := range tasks {
-			require.NotEqual(t, claim.Token{}, task.Token)
-			ids = append(ids, task.ID)
-		}
-		return ids
-	}
-	s := &tasksStub{}
-	for _, claims := range []func(context.Context, provider.Tasks, provider.TaskQuery, claim.Terms) ([]provider.Task, error){provider.ClaimTasks, provider.ClaimTasksPortably} {
-		got, err := claims(t.Context(), s, provider.TaskQuery{}, claim.Terms{Limit: 7})
+	s := &claimStub{}
+	for _, q := range []provider.TaskQuery{{}, {Alone: true}} {
+		_, err := provider.ClaimTasks(t.Context(), s, q, claim.Terms{Limit: 7})
 		require.NoError(t, err)
-		require.Equal(t, []string{"a", "b"}, ids(got))
-		_, err = claims(t.Context(), s, provider.TaskQuery{Alone: true}, claim.Terms{Limit: 7})
-		require.NoError(t, err)
-		for _, terms := range []claim.Terms{{Lease: 1}, {Limit: -1}} {
-			_, err := claims(t.Context(), s, provider.TaskQuery{}, terms)
-			require.ErrorIs(t, err, claim.ErrTerms)
-		}
 	}
-	require.Equal(t, []int{7, 1, 7, 1}, s.limits, "a suspect is claimed alone")
-
-	broken := &tasksStub{err: errors.New("broken")}
-	got, err := provider.ClaimTasks(t.Context(), broken, provider.TaskQuery{}, claim.Terms{})
-	require.ErrorIs(t, err, broken.err)
-	require.Equal(t, []string{"a"}, ids(got), "those taken before the error")
-
-	b := &batchStub{}
-	got, err = provider.ClaimTasks(t.Context(), b, provider.TaskQuery{}, claim.Terms{})
-	require.NoError(t, err)
-	require.Equal(t, []string{fmt.Sprint("batch of ", 50)}, ids(got))
-	got, err = provider.ClaimTasksPortably(t.Context(), b, provider.TaskQuery{}, claim.Terms{})
-	require.NoError(t, err)
-	require.Equal(t, []string{"a", "b"}, ids(got))
-	_, err = provider.ClaimTasks(t.Context(), b, provider.TaskQuery{}, claim.Terms{Lease: 1})
-	require.ErrorIs(t, err, claim.ErrTerms)
+	require.Equal(t, []int{7, 1}, []int{s.terms[0].Limit, s.terms[1].Limit}, "a suspect is claimed alone")
+	require.Positive(t, s.terms[0].Lease, "the default")
+	require.NotEqual(t, claim.Token{}, s.terms[0].Token)
+	for _, terms := range []claim.Terms{{Lease: 1}, {Limit: -1}} {
+		_, err := provider.ClaimTasks(t.Context(), s, provider.TaskQuery{}, terms)
+		require.ErrorIs(t, err, claim.ErrTerms)
+	}
+	require.Len(t, s.terms, 2)
 }

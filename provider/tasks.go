@@ -28,17 +28,9 @@ type Tasks interface {
 	// With q.Alone it returns only suspect tasks, else none of them.
 	TaskCandidates(ctx context.Context, q TaskQuery, limit int) ([]Task, error)
 
-	// TakeTask takes c if it is unchanged since it was read (version, status, attempts, token) and
-	// still due. It checks both in one atomic step. The direction, the slots and the wait stay.
-	//   - Taking sets the token and the holder of t, counts an attempt, and leases the task for
-	//     t.Lease. It sets the stored Doubt, unless the direction is undo.
-	//   - If c has vanished: at q.Attempts it is taken with Spent, and no attempt is counted. Else
-	//     if it is the second time in a row, it becomes failed and Suspect, stays due, and is not
-	//     taken. The code is CodeVanished in all three cases.
-	//   - If its time to wait is over, it is taken with TimedOut.
-	//   - If c was not taken, the result is (c, false, nil). t is complete
-	//     (claim.Terms.WithDefaults).
-	TakeTask(ctx context.Context, c Task, q TaskQuery, t claim.Terms) (Task, bool, error)
+	// ClaimTasks does what the function ClaimTasks does, in one transaction: see claim.Portable. t is
+	// complete (claim.Terms.WithDefaults).
+	ClaimTasks(ctx context.Context, q TaskQuery, t claim.Terms) ([]Task, error)
 
 	// ChangeTasks applies changes in one transaction, each on its own, and returns their results in
 	// the same order. A change that CheckTaskChanges refuses is an *eventstore.InvalidError, and
@@ -158,29 +150,16 @@ type TaskRetention struct {
 	Undone time.Duration // zero means 30 days
 }
 
-// TaskBatchClaimer is a capability of Tasks: ClaimTasks in one transaction.
-type TaskBatchClaimer interface {
-	// ClaimTasks does what the function ClaimTasks does. t is complete (claim.Terms.WithDefaults).
-	ClaimTasks(ctx context.Context, q TaskQuery, t claim.Terms) ([]Task, error)
-}
-
-// ClaimTasks claims due tasks as TaskCandidates lists them. It uses TaskBatchClaimer if s implements
-// it, else ClaimTasksPortably. A task has at most one live claim. The tasks are as they are after the
-// claim. With an error, they are those taken before it.
+// ClaimTasks claims due tasks as TaskCandidates lists them; with q.Alone, one. A task has at most one
+// live claim. The tasks are as they are after the claim. With an error, they are those taken before it.
+//   - Claiming sets the token and the holder of t, counts an attempt, and leases the task for
+//     t.Lease. It sets the stored Doubt, unless the direction is undo. The direction, the slots and the
+//     wait stay.
+//   - If a task has vanished: at q.Attempts it is claimed with Spent, and no attempt is counted. Else
+//     if it is the second time in a row, it becomes failed and Suspect, stays due, and is not
+//     claimed. The code is CodeVanished in all three cases.
+//   - If its time to wait is over, it is claimed with TimedOut.
 func ClaimTasks(ctx context.Context, s Tasks, q TaskQuery, t claim.Terms) ([]Task, error) {
-	t, err := t.WithDefaults()
-	if err != nil {
-		return nil, err
-	}
-	if b, ok := s.(TaskBatchClaimer); ok {
-		return b.ClaimTasks(ctx, q, t)
-	}
-	return ClaimTasksPortably(ctx, s, q, t)
-}
-
-// ClaimTasksPortably does what ClaimTasks does, with Tasks.TaskCandidates and one Tasks.TakeTask per
-// task. It never uses TaskBatchClaimer.
-func ClaimTasksPortably(ctx context.Context, s Tasks, q TaskQuery, t claim.Terms) ([]Task, error) {
 	t, err := t.WithDefaults()
 	if err != nil {
 		return nil, err
@@ -188,9 +167,5 @@ func ClaimTasksPortably(ctx context.Context, s Tasks, q TaskQuery, t claim.Terms
 	if q.Alone {
 		t.Limit = 1
 	}
-	return claim.Portable(ctx, t,
-		func(ctx context.Context, limit int) ([]Task, error) { return s.TaskCandidates(ctx, q, limit) },
-		func(ctx context.Context, c Task, t claim.Terms) (Task, bool, error) {
-			return s.TakeTask(ctx, c, q, t)
-		}, nil)
+	return s.ClaimTasks(ctx, q, t)
 }

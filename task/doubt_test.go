@@ -157,13 +157,15 @@ type lateTake struct {
 	cancel func(id string)
 }
 
-func (l *lateTake) TakeTask(ctx context.Context, c task.Task, q provider.TaskQuery, t claim.Terms) (task.Task, bool, error) {
-	got, ok, err := l.failing.TakeTask(ctx, c, q, t)
-	if ok && !got.Undo {
-		l.cancel(c.ID)
-		time.Sleep(2 * t.Lease) // on the clock of a bubble
+func (l *lateTake) ClaimTasks(ctx context.Context, q provider.TaskQuery, t claim.Terms) ([]task.Task, error) {
+	taken, err := l.failing.ClaimTasks(ctx, q, t)
+	for _, got := range taken {
+		if !got.Undo {
+			l.cancel(got.ID)
+			time.Sleep(2 * t.Lease) // on the clock of a bubble
+		}
 	}
-	return got, ok, err
+	return taken, err
 }
 
 // A worker that renews its claim before it calls the handler notices that the task was canceled.

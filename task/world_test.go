@@ -187,11 +187,11 @@ func (f *failing) RenewTasks(ctx context.Context, tasks []provider.Task, lease t
 	return f.DB.RenewTasks(ctx, tasks, lease)
 }
 
-func (f *failing) TaskCandidates(ctx context.Context, q provider.TaskQuery, limit int) ([]provider.Task, error) {
+func (f *failing) ClaimTasks(ctx context.Context, q provider.TaskQuery, t claim.Terms) ([]provider.Task, error) {
 	if err := f.broken("claim"); err != nil {
 		return nil, err
 	}
-	return f.DB.TaskCandidates(ctx, q, limit)
+	return f.DB.ClaimTasks(ctx, q, t)
 }
 
 func (f *failing) Do(ctx context.Context, u provider.Unit, run func(context.Context, tx, provider.Found) (provider.Closing, error)) error {

@@ -177,8 +177,6 @@ type tracedOutbox struct {
 	trace *trace
 }
 
-var _ provider.BatchClaimer = tracedOutbox{}
-
 func (o tracedOutbox) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]outbox.Entry, error) {
 	entries, err := provider.ClaimEntries(ctx, o.Outbox, q, t)
 	for _, e := range entries {

@@ -34,9 +34,9 @@ var appends = []Mutant{
 		What:  "events are archived that a projector has not applied",
 		Edits: []Edit{{File: "provider/archive.go", Old: `if len(behind) == 0 {`, New: `if len(behind) < 1<<20 {`}},
 		Tests: []Test{
-			{"./providers/memory", "TestConformance/EventStore/archive_ahead_of_a_reader"},
-			{"./providers/sqlite", "TestConformance/EventStore/archive_ahead_of_a_reader"},
-			{"./providers/postgres", "TestConformance/EventStore/archive_ahead_of_a_reader"},
+			{"./providers/memory", "TestConformance/Progress/Archive/archive_ahead_of_a_reader"},
+			{"./providers/sqlite", "TestConformance/Progress/Archive/archive_ahead_of_a_reader"},
+			{"./providers/postgres", "TestConformance/Progress/Archive/archive_ahead_of_a_reader"},
 		},
 	},
 	{

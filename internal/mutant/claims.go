@@ -19,29 +19,6 @@ var claims = []Mutant{
 		Tests: []Test{{"./providers/postgres", "TestAClaimIsSortedBySeq"}},
 	},
 	{
-		Name: "no_fast_path",
-		What: "a claim takes one entry after another although the store has BatchClaimer",
-		Edits: []Edit{{
-			File: "provider/claim_entries.go",
-			Old:  "if b, ok := s.(BatchClaimer); ok {",
-			New:  "if b, ok := s.(BatchClaimer); ok && b == nil {",
-		}},
-		Tests: []Test{
-			{"./providers/memory", "TestConformance/Outbox/Entries/the_path_of_a_claim"},
-			{"./providers/sqlite", "TestConformance/Outbox/Entries/the_path_of_a_claim"},
-			{"./providers/postgres", "TestConformance/Outbox/Entries/the_path_of_a_claim"},
-		},
-	},
-	{
-		Name: "no_portable_path",
-		What: "a portable claim uses BatchClaimer",
-		Edits: []Edit{{File: "provider/claim_entries.go", Old: "	return claim.Portable(ctx, t,", New: `	if b, ok := s.(BatchClaimer); ok {
-		return b.ClaimEntries(ctx, q, t)
-	}
-	return claim.Portable(ctx, t,`}},
-		Tests: []Test{{"./providers/memory", "TestConformance/Outbox/Entries/the_path_of_a_claim"}},
-	},
-	{
 		Name: "claim_in_transaction",
 		What: "a transaction of the caller has claims",
 		Edits: []Edit{{File: "providers/memory/claim.go", Old: "// lane identifies", New: `func (t *Tx) ClaimEntries(ctx context.Context, q provider.EntryQuery, terms claim.Terms) ([]provider.Entry, error) {
@@ -55,7 +32,7 @@ var claims = []Mutant{
 		Name: "waits_for_itself",
 		What: "a claim inside a unit waits for the unit",
 		Edits: []Edit{
-			{File: "providers/memory/memory.go", Old: "ok && !m.ended.Load() {", New: "ok && m == nil {"},
+			{File: "providers/memory/memory.go", Old: "return ok && !m.ended.Load()", New: "return ok && m == nil"},
 			{File: "providers/sqlite/unit.go", Old: "ok && d.current.Load() == u {", New: "ok && u == nil {"},
 		},
 		Tests: []Test{{"./providers/memory", "TestACallInsideATransactionIsRefused"}, {"./providers/sqlite", "TestACallInsideATransactionIsRefused/Open"}},

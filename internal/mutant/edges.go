@@ -43,9 +43,9 @@ var edges = []Mutant{
 			{File: "providers/postgres/leases.go", Old: "clock_timestamp() - interval '1 hour'", New: "clock_timestamp() - interval '1000 hours'"},
 		},
 		Tests: []Test{
-			{"./providers/memory", "TestConformance/Progress/Leases/old_leases_are_deleted"},
-			{"./providers/sqlite", "TestConformance/Progress/Leases/old_leases_are_deleted"},
-			{"./providers/postgres", "TestConformance/Progress/Leases/old_leases_are_deleted"},
+			{"./providers/memory", "TestConformance/Operations/Leases/old_leases_are_deleted"},
+			{"./providers/sqlite", "TestConformance/Operations/Leases/old_leases_are_deleted"},
+			{"./providers/postgres", "TestConformance/Operations/Leases/old_leases_are_deleted"},
 		},
 	},
 	{

@@ -113,7 +113,7 @@ var stores = []Mutant{
 		Name: "half_guard",
 		What: "taking an entry does not check the earlier entries of its key again",
 		Edits: []Edit{
-			{File: "providers/memory/claim.go", Old: "!q.Unordered && s.passes(is, t.Token)", New: "false"},
+			{File: "providers/memory/claim.go", Old: "!q.Unordered && s.passes(e, t.Token)", New: "false"},
 			{File: "providers/sqlite/claim.go", Old: "query := takeEntry", New: "query := takeUnordered"},
 			{File: "providers/postgres/claim.go", Old: "and e.id not in (select id from picked where not exhausted)", New: "and false"},
 		},

@@ -164,17 +164,10 @@ func (db *Provider) change(ctx context.Context, f provider.EntryFilter, in []out
 func (s *state) pick(f provider.EntryFilter, now time.Time) []provider.Entry {
 	var picked []provider.Entry
 	for _, e := range s.entries.from(f.After + 1) {
-		switch {
-		case len(f.Status) > 0 && !slices.Contains(f.Status, e.Status),
-			f.Topic != "" && e.Topic != f.Topic,
-			f.Key != "" && e.Key != f.Key,
-			f.Stream != "" && e.Headers[provider.HeaderStream] != f.Stream,
-			f.Older > 0 && !e.CreatedAt.Before(now.Add(-f.Older)),
-			f.Seqs != nil && !slices.Contains(f.Seqs, e.Seq):
+		if !f.Selects(&e, now) {
 			continue
 		}
-		picked = append(picked, ownEntry(e))
-		if len(picked) == f.Limit {
+		if picked = append(picked, ownEntry(e)); len(picked) == f.Limit {
 			break
 		}
 	}

@@ -71,7 +71,7 @@ func (t *Tx) append(ctx context.Context, stream string, expected eventstore.Expe
 	}
 	// a copy, which replaces the staged state once all events are added
 	s := t.tx.staged
-	if at, known, err := s.known(stream, expected, events); known {
+	if at, known, err := provider.Repeated(stream, expected, events, s.placeOf); known {
 		at.Log = t.db.lineage
 		return at, nil
 	} else if s.ended(stream) {
@@ -122,28 +122,10 @@ func (t *Tx) usable(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// known reports whether the same append is stored already: the same ids in the same order in this
-// stream, at the version that expected asks for. Any other use of a stored id is
-// ErrEventIDReused.
-func (s *state) known(stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, bool, error) {
-	first, stored := s.places.get(events[0].ID)
-	last := first
-	for i, d := range events {
-		p, ok := s.places.get(d.ID)
-		if ok != stored || ok && (p.stream != stream || p.version != first.version+int64(i)) {
-			return eventstore.Appended{}, false, eventstore.ErrEventIDReused
-		}
-		last = p
-	}
-	if !stored {
-		return eventstore.Appended{}, false, nil
-	}
-	if expected != eventstore.Any && first.version != int64(expected)+1 {
-		return eventstore.Appended{}, false, eventstore.ErrEventIDReused
-	}
-	return eventstore.Appended{
-		Stream: stream, Version: last.version, Position: last.position, Count: len(events), Replayed: true,
-	}, true, nil
+// placeOf returns the place of a stored event.
+func (s *state) placeOf(id string) (eventstore.Appended, bool) {
+	p, ok := s.places.get(id)
+	return eventstore.Appended{Stream: p.stream, Version: p.version, Position: p.position}, ok
 }
 
 func (s *state) ended(stream string) bool {

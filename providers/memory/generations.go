@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -61,28 +60,12 @@ func (db *Provider) SetGeneration(ctx context.Context, g provider.Generation) (b
 // setGeneration stores g. Its revision was compared.
 func (s *state) setGeneration(g provider.Generation, now time.Time) {
 	key := buildKey(g.Build)
-	was, known := s.generations.get(key)
-	if g.CreatedAt, g.ChangedAt = was.CreatedAt, was.ChangedAt; !known {
-		g.CreatedAt = now
-	}
-	g.Revision, g.Data = g.Revision+1, bytes.Clone(g.Data)
-	if len(g.Data) == 0 {
-		g.Data = []byte("{}")
-	}
-	if g.State != was.State {
-		g.ChangedAt = now
-		c, has := s.checkpoints.get(key)
-		switch {
-		case g.State == provider.GenerationStandby && has:
-			c.Mode, c.Token, c.Segments = provider.ModeCatchUp, claim.Token{}, slices.Clone(c.Segments)
-			for i := range c.Segments {
-				c.Segments[i].Token = claim.Token{}
-			}
-			s.checkpoints = s.checkpoints.put(key, c)
-		case g.State == provider.GenerationRetired:
-			c.Mode = provider.ModeEnded
-			s.checkpoints = s.checkpoints.put(key, c)
-		}
+	was, _ := s.generations.get(key)
+	g = g.Replaces(was, now)
+	g.Data = bytes.Clone(g.Data)
+	c, _ := s.checkpoints.get(key)
+	if c, changes := c.Becomes(g.State); changes && g.State != was.State {
+		s.checkpoints = s.checkpoints.put(key, c)
 	}
 	s.generations = s.generations.put(key, g)
 }

@@ -25,7 +25,7 @@ func TestACallInsideATransactionIsRefused(t *testing.T) {
 			return err
 		},
 		"claim of a task": func(ctx context.Context) error {
-			_, _, err := db.TakeTask(ctx, provider.Task{}, provider.TaskQuery{}, claim.Terms{})
+			_, err := provider.ClaimTasks(ctx, db, provider.TaskQuery{}, claim.Terms{})
 			return err
 		},
 		"lease": func(ctx context.Context) error {

@@ -13,31 +13,13 @@ var _ provider.EntryMaintainer = (*DB)(nil)
 
 // HoldEntries implements provider.EntryMaintainer.
 func (db *Provider) HoldEntries(ctx context.Context, long time.Duration, limit int) (int, error) {
-	return update(ctx, db, "hold entries", func(s *state, now time.Time) int { return s.hold(now.Add(long), limit) })
-}
-
-// hold walks the open entries in order. It holds at most limit pending entries behind an entry
-// that is abandoned or not due before until, and releases held entries that are the first of
-// their key.
-func (s *state) hold(until time.Time, limit int) (n int) {
-	waiting, open := map[lane]bool{}, map[lane]bool{}
-	for seq := range s.open.from(0) {
-		e, _ := s.entries.get(seq)
-		l := laneOf(e)
-		switch {
-		case e.Status == outbox.Abandoned, e.Status == outbox.Failed && !e.NextAttemptAt.Before(until):
-			waiting[l] = true
-		case e.Status == outbox.Pending && waiting[l] && n < limit:
-			e.Status = outbox.Held
-			s.put(e)
-			n++
-		case e.Status == outbox.Held && !open[l]:
-			e.Status = outbox.Pending
+	return update(ctx, db, "hold entries", func(s *state, now time.Time) int {
+		changed, n := provider.HoldEntries(s.openEntries, long, limit, now)
+		for _, e := range changed {
 			s.put(e)
 		}
-		open[l] = true
-	}
-	return n
+		return n
+	})
 }
 
 // releaseHeld makes the held entries of a topic and key pending.
@@ -61,8 +43,7 @@ func (db *Provider) DeleteEntries(ctx context.Context, keep outbox.EntryRetentio
 				return nil
 			}
 			next = e.Seq
-			if e.Status == outbox.Published && keep.Published > 0 && e.PublishedAt.Before(now.Add(-keep.Published)) ||
-				e.Status == outbox.Skipped && e.NextAttemptAt.Before(now.Add(-keep.Skipped)) {
+			if keep.IsOver(&e, now) {
 				tx.staged.drop(e)
 				n++
 			}

@@ -31,46 +31,9 @@ func (db *Provider) LogPage(ctx context.Context, q provider.LogQuery) (provider.
 	if err := provider.CheckLogQuery(q); err != nil {
 		return provider.LogPage{}, err
 	}
-	return query(ctx, db, "read the log", func(s *state, now time.Time) provider.LogPage { return s.logPage(q, now) })
-}
-
-func (s *state) logPage(q provider.LogQuery, now time.Time) provider.LogPage {
-	page := provider.LogPage{End: provider.LogPlace{Position: q.After}}
-	limit, bytes := cmp.Or(q.Limit, provider.LogPageEvents), 0
-	for e := range s.after(q.After) {
-		if page.Full = len(page.Events) == limit || bytes >= provider.LogPageBytes; page.Full {
-			break
-		}
-		page.End = logPlace(e)
-		if !selects(q.Filter, e) {
-			continue
-		}
-		if q.NoData {
-			e.Data, e.Metadata = nil, eventstore.Metadata{}
-		}
-		page.Events, bytes = append(page.Events, own(e)), bytes+len(e.Data)
-	}
-	if q.Age > 0 {
-		s.dropYoung(&page, q, now)
-	}
-	page.More = page.End.Position < s.position
-	return page
-}
-
-// dropYoung ends the page at the last event of the log that is old enough, if that is within the
-// page.
-func (s *state) dropYoung(page *provider.LogPage, q provider.LogQuery, now time.Time) {
-	end := provider.LogPlace{Position: q.After}
-	for e := range s.after(q.After) {
-		if e.RecordedAt.After(now.Add(-q.Age)) {
-			continue
-		}
-		if end = logPlace(e); end.Position >= page.End.Position {
-			return
-		}
-	}
-	page.End, page.Full = end, false
-	page.Events = slices.DeleteFunc(page.Events, func(e eventstore.Raw) bool { return e.Position > end.Position })
+	return query(ctx, db, "read the log", func(s *state, now time.Time) provider.LogPage {
+		return q.Page(s.after(q.After), s.position, now)
+	})
 }
 
 // after yields the events behind a position.
@@ -80,16 +43,11 @@ func (s *state) after(position int64) iter.Seq[eventstore.Raw] {
 			return
 		}
 		for _, e := range s.log.from(position + 1) {
-			if !yield(e) {
+			if !yield(own(e)) {
 				return
 			}
 		}
 	}
-}
-
-func selects(f eventstore.LogFilter, e eventstore.Raw) bool {
-	return (f.Categories == nil || slices.Contains(f.Categories, provider.Category(e.Stream))) &&
-		(f.Types == nil || slices.Contains(f.Types, e.Type))
 }
 
 func logPlace(e eventstore.Raw) provider.LogPlace {

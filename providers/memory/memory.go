@@ -205,12 +205,18 @@ func (m *Model) inside(ctx context.Context) context.Context {
 	return context.WithValue(ctx, insideKey{m.db}, m)
 }
 
+// isInside reports whether ctx is that of an open transaction.
+func (db *Provider) isInside(ctx context.Context) bool {
+	m, ok := ctx.Value(insideKey{db}).(*Model)
+	return ok && !m.ended.Load()
+}
+
 // begin waits until no other transaction is open.
 func (db *Provider) begin(ctx context.Context) (*Model, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("begin: %w", err)
 	}
-	if m, ok := ctx.Value(insideKey{db}).(*Model); ok && !m.ended.Load() {
+	if db.isInside(ctx) {
 		return nil, fmt.Errorf("begin: %w", provider.ErrInTransaction)
 	}
 	select {
@@ -288,7 +294,6 @@ var (
 	_ provider.Log                  = (*DB)(nil)
 	_ provider.LogWaker             = (*DB)(nil)
 	_ provider.Outbox               = (*DB)(nil)
-	_ provider.BatchClaimer         = (*DB)(nil)
 	_ outbox.Inspector              = (*DB)(nil)
 	_ provider.Waker                = (*DB)(nil)
 	_ provider.Provider[*Model]     = (*DB)(nil)

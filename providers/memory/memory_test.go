@@ -16,7 +16,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestConformance(t *testing.T) {
-	providertest.All(t, open, providertest.Volatile)
+	providertest.All(t, providertest.TierOperations, open, providertest.Volatile)
 }
 
 // clock is a clock ahead of the real time.

@@ -52,8 +52,7 @@ func (s *state) park(b provider.Build, a provider.Aside, now time.Time) {
 	id, lane := messageKey(&p), laneOfParked(&p)
 	if seq, ok := s.parkedIDs.get(id); ok {
 		if is, _ := s.parked.get(seq); is.State.IsOpen() {
-			isThere := func(handler string) bool { return slices.Contains(is.Handlers, handler) }
-			is.Handlers = slices.Concat(is.Handlers, slices.DeleteFunc(p.Handlers, isThere))
+			is.AddHandlers(p.Handlers)
 			s.parked = s.parked.put(seq, is)
 		}
 		return
@@ -71,9 +70,7 @@ func (s *state) park(b provider.Build, a provider.Aside, now time.Time) {
 // keep stores a message that may be tried after this time from now, once it is the first of its
 // lane. If after is negative, the message is stuck.
 func (s *state) keep(p provider.Parked, after time.Duration, now time.Time) {
-	if p.State, p.DueAt = provider.StateWaiting, now.Add(after); after < 0 {
-		p.State, p.DueAt = provider.StateStuck, time.Time{}
-	}
+	p.Wait(after, now)
 	s.parked = s.parked.put(p.Seq, p)
 }
 
@@ -201,18 +198,8 @@ func (db *Provider) Decide(ctx context.Context, f provider.ParkedFilter, to prov
 
 // pickParked returns the messages that f selects, in order of Seq. A Limit of 0 means no limit.
 func (s *state) pickParked(f provider.ParkedFilter) (picked []provider.Parked) {
-	states := f.InStates()
 	for _, p := range s.parked.from(f.After + 1) {
-		switch {
-		case !slices.Contains(states, p.State),
-			f.Projector != "" && p.Projector != f.Projector,
-			f.Generation != 0 && p.Generation != f.Generation,
-			f.Handler != "" && p.Handler != f.Handler,
-			f.Key != "" && p.Key != f.Key,
-			f.Class != nil && p.Class != *f.Class,
-			f.Code != "" && p.Code != f.Code,
-			f.Types != nil && !slices.Contains(f.Types, p.Type),
-			f.Seqs != nil && !slices.Contains(f.Seqs, p.Seq):
+		if !f.Selects(&p) {
 			continue
 		}
 		if picked = append(picked, s.shown(p)); len(picked) == f.Limit {

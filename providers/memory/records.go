@@ -50,36 +50,24 @@ func (db *Provider) Outcomes(ctx context.Context, questions []provider.Question)
 }
 
 func (s *state) outcome(q *provider.Question) provider.Outcome {
-	b, names := s.build(provider.Build{Projector: q.Projector(), Generation: q.Generation}), q.Names()
-	isAsked := func(handler string) bool { return slices.Contains(names, handler) }
+	b := s.build(provider.Build{Projector: q.Projector(), Generation: q.Generation})
+	f := provider.Facts{
+		Checkpoint: s.checkpoint(b),
+		Marked: func(handler string) bool {
+			return s.markers.has(markerKey(provider.Marker{Handler: handler, MessageID: q.MessageID}, b))
+		},
+		Pruned: func(handler string) time.Time {
+			to, _ := s.lowWater.get(handler)
+			return to
+		},
+	}
 	if seq, ok := s.parkedIDs.get(pair(buildKey(b), q.MessageID)); ok {
 		p, _ := s.parked.get(seq)
-		switch {
-		case len(p.Handlers) > 0 && !slices.ContainsFunc(p.Handlers, isAsked): // parked for other handlers
-		case p.State == provider.StateSkipped:
-			return provider.OutcomeSkipped
-		case p.State == provider.StateStuck, s.front(laneKey(b, p.Lane), 1)[0].State == provider.StateStuck:
-			return provider.OutcomeStuck
-		default:
-			return provider.OutcomeWaiting
+		if f.Parked, f.First = &p, &p; p.State.IsOpen() {
+			f.First = &s.front(laneKey(b, p.Lane), 1)[0]
 		}
 	}
-	c := s.checkpoint(b)
-	isPlaced := q.Position > 0 && c.Mode != 0
-	if isPlaced && q.Position <= c.Place.Position {
-		return provider.OutcomeApplied
-	}
-	unmarked := provider.OutcomeUnseen
-	for _, name := range names {
-		if s.markers.has(markerKey(provider.Marker{Handler: name, MessageID: q.MessageID}, b)) {
-			return provider.OutcomeApplied
-		}
-		mark, _ := s.lowWater.get(name)
-		if recorded, _ := provider.StoredTime(q.RecordedAt); !isPlaced && !recorded.IsZero() && !recorded.After(mark) {
-			unmarked = provider.OutcomePruned
-		}
-	}
-	return unmarked
+	return q.Outcome(f)
 }
 
 // Prune implements provider.Records. It raises the low-water mark of a handler to the time of the

@@ -141,16 +141,28 @@ func isDueTask(t task, now time.Time) bool {
 	return t.Status.Open() && !t.NextAt.IsZero() && !t.NextAt.After(now)
 }
 
-// TakeTask implements provider.Tasks.
-func (db *Provider) TakeTask(ctx context.Context, c provider.Task, q provider.TaskQuery, t claim.Terms) (taken provider.Task, ok bool, err error) {
+// ClaimTasks implements provider.Tasks: the portable claim, in one transaction. If nothing is due, it does
+// not wait for the open transaction.
+func (db *Provider) ClaimTasks(ctx context.Context, q provider.TaskQuery, t claim.Terms) (taken []provider.Task, err error) {
+	if due, err := db.TaskCandidates(ctx, q, 1); err != nil || len(due) == 0 && !db.isInside(ctx) {
+		return nil, err
+	}
 	err = db.tx(ctx, func(tx *Model) error {
-		taken, ok = tx.staged.work.take(c, q, t, db.now())
-		return nil
+		now, work := db.now(), &tx.staged.work
+		taken, err = claim.Portable(ctx, t,
+			func(_ context.Context, limit int) ([]provider.Task, error) {
+				return work.candidates(q, limit, now), nil
+			},
+			func(_ context.Context, c provider.Task, t claim.Terms) (provider.Task, bool, error) {
+				c, ok := work.take(c, q, t, now)
+				return c, ok, nil
+			}, nil)
+		return err
 	})
 	if err != nil {
-		return c, false, fmt.Errorf("take task %s: %w", c.ID, err)
+		return nil, fmt.Errorf("claim tasks: %w", err)
 	}
-	return taken, ok, nil
+	return taken, nil
 }
 
 func (w *work) take(c provider.Task, q provider.TaskQuery, t claim.Terms, now time.Time) (provider.Task, bool) {

@@ -182,11 +182,7 @@ func (s *state) closeUnit(u *provider.Unit, found provider.Found, c *provider.Cl
 	}
 	for _, a := range resolution.Failed {
 		p, _ := s.parked.get(u.Messages[a.Message].Parked.Seq)
-		as := ownParked(a.Parked)
-		p.Class, p.Code, p.Error, p.Attempts, p.Handler, p.Version = as.Class, as.Code, as.Error, as.Attempts, as.Handler, as.Version
-		if len(as.Handlers) > 0 {
-			p.Handlers = as.Handlers
-		}
+		p.Fail(a.Parked)
 		s.keep(p, a.After, now)
 	}
 }

@@ -3,7 +3,6 @@ package postgres
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -221,12 +220,12 @@ names as materialized (
 	where (a.others is null or n.topic <> all(a.others)) and n.topic = coalesce(n.topic, ''))`
 )
 
-// ClaimEntries implements provider.BatchClaimer.
+// ClaimEntries implements provider.Outbox.
 func (db *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]provider.Entry, error) {
 	if err := provider.CheckQuery(q); err != nil {
 		return nil, fmt.Errorf("claim entries: %w", err)
 	}
-	sql := statementFor(q, claimStatements)
+	sql := claimStatement(q)
 	args := []any{planned, uuid.UUID(t.Token), t.Lease.Microseconds(), t.Limit, q.Attempts, t.Holder, q.Bytes, max(q.After, 0)}
 	crash.Point("claim: before")
 	// the rows return its error too
@@ -249,36 +248,20 @@ func some[T any](all []T) []T {
 	return all
 }
 
-// statements are the statements of one kind, for all topics and for some.
-type statements struct{ all, some byOrder }
-
-type byOrder struct{ ordered, near, unordered string }
-
-var (
-	claimStatements = statements{
-		all:  byOrder{claimEntriesSQL, claimNearSQL, claimUnorderedSQL},
-		some: byOrder{claimTopicsSQL, claimTopicsNearSQL, claimTopicsNoOrderSQL},
-	}
-	candidateStatements = statements{
-		all:  byOrder{entryCandidatesSQL, nearCandidatesSQL, unorderedCandidatesSQL},
-		some: byOrder{topicCandidatesSQL, topicNearSQL, topicNoOrderSQL},
-	}
-)
-
-// statementFor returns the statement for q.
-func statementFor(q provider.EntryQuery, of statements) string {
-	by := of.all
+// claimStatement returns the statement for q.
+func claimStatement(q provider.EntryQuery) string {
+	ordered, near, unordered := claimEntriesSQL, claimNearSQL, claimUnorderedSQL
 	if len(topicArgs(q)) > 0 {
-		by = of.some
+		ordered, near, unordered = claimTopicsSQL, claimTopicsNearSQL, claimTopicsNoOrderSQL
 	}
 	switch {
 	// always a full scan: without order there are no earlier entries to check
 	case q.Unordered:
-		return by.unordered
+		return unordered
 	case q.Near:
-		return by.near
+		return near
 	}
-	return by.ordered
+	return ordered
 }
 
 // topicArgs returns nil if q selects all topics.
@@ -287,130 +270,4 @@ func topicArgs(q provider.EntryQuery) []any {
 		return nil
 	}
 	return []any{some(q.Topics), some(q.Except)}
-}
-
-// Candidates are the first claimable entries or, in a near scan, the claimable ones of the first
-// eligible entries.
-const (
-	entryCandidatesSQL     = candidatesHead + candidatesOf + claimable + candidatesTail + candidatesAll + candidatesEnd
-	nearCandidatesSQL      = candidatesHead + candidatesOf + eligible + candidatesTail + candidatesNear + candidatesEnd
-	unorderedCandidatesSQL = candidatesHead + candidatesOf + eligible + candidatesTail + candidatesAll + candidatesEnd
-	topicCandidatesSQL     = topicCandidatesHead + candidatesOf + claimableOfTopic + topicCandidatesTail + candidatesAll + candidatesEnd
-	topicNearSQL           = topicCandidatesHead + candidatesOf + eligibleOfTopic + topicCandidatesTail + candidatesNear + candidatesEnd
-	topicNoOrderSQL        = topicCandidatesHead + candidatesOf + eligibleOfTopic + topicCandidatesTail + candidatesAll + candidatesEnd
-
-	candidatesHead = `
-with ck as materialized (select clock_timestamp() t),
-first as materialized (`
-	topicCandidatesHead = `
-with recursive ck as materialized (select clock_timestamp() t),
-asked as materialized (select $4::text[] as topics, $5::text[] as others),` + openTopics + `,
-first as materialized (
-select p.* from names n, lateral (`
-	candidatesOf = `
-select o.id, o.topic, o.key, octet_length(o.payload) as bytes
-from kinora.outbox o, ck
-where o.id > $3::bigint and `
-	candidatesTail = `
-order by o.id limit $1::int)`
-	topicCandidatesTail = `
-order by o.topic, o.id limit $1::int) p
-order by p.id limit $1::int)`
-	candidatesAll = `,
-picked as materialized (select o.id, o.bytes from first o`
-	candidatesNear = candidatesAll + `, ck where true` + unpreceded
-	candidatesEnd  = `)
-select ` + entryColumns + `
-from (select id, sum(bytes) over (order by id) as total from picked) p join kinora.outbox o on o.id = p.id
-where $2::bigint <= 0 or p.total <= $2::bigint or p.id = (select min(id) from picked)
-order by o.id`
-)
-
-// EntryCandidates implements provider.Outbox.
-func (db *Provider) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]provider.Entry, error) {
-	if err := provider.CheckQuery(q); err != nil {
-		return nil, fmt.Errorf("read candidates: %w", err)
-	}
-	rows, err := db.pool.Query(ctx, db.q(statementFor(q, candidateStatements)), append([]any{planned, limit, q.Bytes, max(q.After, 0)}, topicArgs(q)...)...)
-	if err == nil {
-		var entries []provider.Entry
-		if entries, err = pgx.CollectRows(rows, scanEntry); err == nil {
-			return entries, nil
-		}
-	}
-	return nil, fmt.Errorf("read candidates: %w", explain(err))
-}
-
-// The first statement locks the row. The second judges the row with a newer snapshot and clock,
-// because a wait for the lock makes the first ones stale, and then takes or abandons the entry.
-const (
-	lockEntrySQL = `select 1 from kinora.outbox where id = $1::bigint for update`
-
-	takeEntrySQL     = takeAny + takeGuard + takeReturning
-	takeUnorderedSQL = takeAny + takeReturning
-
-	takeAny = `
-with ck as materialized (select clock_timestamp() t)
-update kinora.outbox o set
-	status          = case when exhausted then 'abandoned' else 'claimed' end,
-	open            = not exhausted,
-	held            = exhausted,
-	stuck           = o.stuck or exhausted,
-	last_error      = case when exhausted then 'crashed' else o.last_error end,
-	token           = case when exhausted then o.token else $2::uuid end,
-	claimed_by      = case when exhausted then o.claimed_by else $3::text end,
-	attempts        = case when exhausted then o.attempts else least(o.attempts, 999999999) + 1 end,
-	suspect         = o.suspect or o.status = 'claimed',
-	last_attempt_at = case when exhausted then o.last_attempt_at else ck.t end,
-	next_attempt_at = case when exhausted then o.next_attempt_at else ck.t + $4::bigint * interval '1 microsecond' end
-from ck, lateral (select o2.status = 'claimed' and $5::int > 0 and o2.attempts >= $5::int as exhausted from kinora.outbox o2 where o2.id = $1::bigint) s
-where o.id = $1::bigint and o.open and o.status = $6::text and o.attempts = $7::int and o.token is not distinct from $8::uuid
-	and o.next_attempt_at <= ck.t and o.status in ('pending', 'failed', 'claimed')`
-	takeGuard = `
-	and case when exists (
-		select from kinora.outbox e
-		where e.open and e.topic <> '' and e.topic = o.topic and e.key = o.key and e.id < o.id
-			and not (e.status = 'claimed' and e.token = $2::uuid)) then null else true end is not null
-	and ` + nothingHeld
-	takeReturning = `
-returning ` + entryColumns
-)
-
-// TakeEntry implements provider.Outbox.
-func (db *Provider) TakeEntry(ctx context.Context, e provider.Entry, q provider.EntryQuery, t claim.Terms) (provider.Entry, bool, error) {
-	var token *uuid.UUID
-	if e.Token != (claim.Token{}) {
-		token = (*uuid.UUID)(&e.Token)
-	}
-	sql := takeEntrySQL
-	if q.Unordered {
-		sql = takeUnorderedSQL
-	}
-	b := &pgx.Batch{}
-	b.Queue(db.q(lockEntrySQL), e.Seq)
-	b.Queue(db.q(sql), e.Seq, uuid.UUID(t.Token), t.Holder, t.Lease.Microseconds(), q.Attempts, string(e.Status), e.Attempts, token)
-	results := db.pool.SendBatch(ctx, b) // one implicit transaction
-	defer func() { _ = results.Close() }()
-	if _, err := results.Exec(); err != nil {
-		return e, false, fmt.Errorf("take entry %d: %w", e.Seq, explain(err))
-	}
-	rows, err := results.Query()
-	if err != nil {
-		return e, false, fmt.Errorf("take entry %d: %w", e.Seq, explain(err))
-	}
-	taken, err := pgx.CollectExactlyOneRow(rows, scanEntry)
-	if err == nil {
-		err = results.Close()
-	}
-	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-		return e, false, nil
-	case err != nil:
-		return e, false, fmt.Errorf("take entry %d: %w", e.Seq, explain(err))
-	case taken.Status != outbox.Claimed:
-		return e, false, nil
-	}
-	// the claim has set the other times
-	taken.Malformed = taken.Headers == nil || taken.CreatedAt.IsZero()
-	return taken, true, nil
 }

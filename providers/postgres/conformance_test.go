@@ -22,7 +22,7 @@ const (
 var add = pgconform.Add
 
 func TestConformance(t *testing.T) {
-	providertest.All(t, func(t testing.TB, o providertest.Options) providertest.Fixture[pgx.Tx] {
+	providertest.All(t, providertest.TierOperations, func(t testing.TB, o providertest.Options) providertest.Fixture[pgx.Tx] {
 		return pgconform.Fixture(t, conforming(t, o), o)
 	})
 }
@@ -52,7 +52,7 @@ func TestSQLConformance(t *testing.T) {
 		return pgconform.SQL(t, conforming(t, o), o)
 	}
 	if longtest.On() {
-		providertest.All(t, open)
+		providertest.All(t, providertest.TierOperations, open)
 		return
 	}
 	t.Run("Units", func(t *testing.T) { providertest.Units(t, open) })

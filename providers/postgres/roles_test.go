@@ -256,9 +256,6 @@ func relays(ctx context.Context, db *postgres.DB) error {
 	if _, err := provider.ClaimEntries(ctx, db, provider.EntryQuery{}, claim.Terms{Lease: time.Millisecond}); err != nil {
 		return err
 	}
-	if _, err := provider.ClaimEntriesPortably(ctx, db, provider.EntryQuery{}, claim.Terms{Lease: time.Millisecond}); err != nil {
-		return err
-	}
 	if _, err := db.MarkEntries(ctx, []outbox.Mark{{Seq: 1, To: outbox.Published}}); err != nil {
 		return err
 	}

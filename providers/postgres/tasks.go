@@ -3,7 +3,6 @@ package postgres
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"slices"
 	"time"
 
@@ -72,7 +71,7 @@ from kinora.claim_tasks($1::text[], $2::boolean, $3::int, $4::int, $5::uuid, $6:
 // codeMalformed is the code of a task whose state cannot be read, because another program wrote it.
 const codeMalformed = "malformed"
 
-// ClaimTasks implements provider.TaskBatchClaimer with one statement. A task whose state cannot be
+// ClaimTasks implements provider.Tasks with one statement. A task whose state cannot be
 // read is abandoned instead.
 func (db *Provider) ClaimTasks(ctx context.Context, q provider.TaskQuery, t claim.Terms) ([]provider.Task, error) {
 	if err := provider.CheckStorable("query.kinds", q.Kinds...); err != nil {
@@ -140,63 +139,6 @@ func (db *Provider) TaskCandidates(ctx context.Context, q provider.TaskQuery, li
 	}
 	tasks, err := collect(ctx, db.pool, scanTask, db.q(taskCandidatesSQL), planned, kindsOf(q), q.Alone, limit)
 	return tasks, classifyOwn(ctx, wrap("read due tasks", explain(err)))
-}
-
-// All conditions are on the task's row, so they are checked again after a wait for its lock, with
-// an earlier clock.
-const takeTaskSQL = `
-with ck as materialized (select clock_timestamp() t),
-taken as (
-update kinora.tasks o set
-	status     = case when ` + takenApart + ` then 'failed' else 'claimed' end,
-	suspect    = o.suspect or ` + takenApart + `,
-	vanished   = case when o.status = 'claimed' then least(o.vanished, 999999999) + 1 else o.vanished end,
-	code       = case when o.status = 'claimed' then 'vanished' else o.code end,
-	token      = case when ` + takenApart + ` then null else $2::uuid end,
-	claimed_by = case when ` + takenApart + ` then o.claimed_by else $3::text end,
-	doubt      = o.doubt or not o.undo and not ` + takenApart + `,
-	attempted_at = case when ` + takenSpent + ` or ` + takenApart + ` then o.attempted_at else ck.t end,
-	attempts   = case when ` + takenSpent + ` or ` + takenApart + ` then o.attempts else least(o.attempts, 999999999) + 1 end,
-	next_at    = case when ` + takenApart + ` then o.next_at else ck.t + $4::bigint * interval '1 microsecond' end
-from ck
-where o.id = $1::text and o.open and o.version = $6::bigint and o.status = $7::text and o.attempts = $8::int and o.token is not distinct from $9::uuid
-	and o.next_at <= ck.t
-returning ` + taskColumns + `, coalesce(o.wait_until <= ck.t, false), $7::text = 'claimed' and $5::int > 0 and $8::int >= $5::int),
-trail as (
-	insert into kinora.task_trail (task, what, detail, by) select o.id, 'failed', 'vanished', $10::text from taken o where $7::text = 'claimed')
-select * from taken`
-
-const (
-	takenSpent = `(o.status = 'claimed' and $5::int > 0 and o.attempts >= $5::int)`
-	takenApart = `(o.status = 'claimed' and not o.suspect and o.vanished >= 1 and not ($5::int > 0 and o.attempts >= $5::int))`
-)
-
-// TakeTask implements provider.Tasks. A task whose state cannot be read is abandoned instead.
-func (db *Provider) TakeTask(ctx context.Context, c provider.Task, q provider.TaskQuery, t claim.Terms) (provider.Task, bool, error) {
-	var token *uuid.UUID
-	if c.Token != (claim.Token{}) {
-		token = (*uuid.UUID)(&c.Token)
-	}
-	var r taskRow
-	crash.Point("take task: before")
-	err := db.pool.QueryRow(ctx, db.q(takeTaskSQL), planned, c.ID, uuid.UUID(t.Token), t.Holder, t.Lease.Microseconds(), max(q.Attempts, 0),
-		c.Version, string(c.Status), c.Attempts, token, c.ClaimedBy).Scan(append(r.columns(), &r.TimedOut, &r.Spent)...)
-	crash.Point("take task: after")
-	if errors.Is(err, pgx.ErrNoRows) {
-		return c, false, nil
-	}
-	taken, readable := r.task()
-	switch {
-	case err != nil:
-		return c, false, classifyOwn(ctx, wrap("take a task", explain(err)))
-	case taken.Status != provider.TaskClaimed:
-		return c, false, nil
-	case !readable:
-		_, err := db.ChangeTasks(ctx, []provider.TaskChange{abandonMalformed(taken)})
-		return c, false, err
-	}
-	taken.Doubt = c.Doubt
-	return taken, true, nil
 }
 
 // The character after a slash is 0. The walk skips from kind to kind through the index.

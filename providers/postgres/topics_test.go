@@ -37,6 +37,12 @@ func TestSomeTopicsAreClaimedLikeAll(t *testing.T) {
 	markAll(t, db, first[40:43], failed)
 	markAll(t, db, first[43:46], abandoned)
 	markAll(t, db, first[50:], outbox.Mark{To: outbox.Pending})
+	claimed := func(q provider.EntryQuery, limit int) []outbox.Entry {
+		taken, err := provider.ClaimEntries(t.Context(), db, q, claim.Terms{Lease: time.Hour, Limit: limit})
+		require.NoError(t, err)
+		markAll(t, db, taken, outbox.Mark{To: outbox.Pending})
+		return taken
+	}
 	for _, q := range []provider.EntryQuery{
 		{Topics: []string{"t3"}},
 		{Topics: []string{"t5", "t1", "t5", "none"}},
@@ -48,20 +54,13 @@ func TestSomeTopicsAreClaimedLikeAll(t *testing.T) {
 	} {
 		for _, unordered := range []bool{false, true} {
 			q.Unordered = unordered
-			all, err := db.EntryCandidates(t.Context(), provider.EntryQuery{Unordered: unordered}, 10_000)
-			require.NoError(t, err)
+			all := claimed(provider.EntryQuery{Unordered: unordered}, 10_000)
 			want := slices.DeleteFunc(seqs(all), func(seq int64) bool {
 				e := all[slices.IndexFunc(all, func(e outbox.Entry) bool { return e.Seq == seq })]
 				return len(q.Topics) > 0 && !slices.Contains(q.Topics, e.Topic) || slices.Contains(q.Except, e.Topic)
 			})
 			for _, limit := range []int{1, 7, 50, 10_000} {
-				got, err := db.EntryCandidates(t.Context(), q, limit)
-				require.NoError(t, err)
-				require.Equal(t, want[:min(limit, len(want))], seqs(got), "%+v, %d", q, limit)
-				taken, err := provider.ClaimEntries(t.Context(), db, q, claim.Terms{Lease: time.Hour, Limit: limit})
-				require.NoError(t, err)
-				require.Equal(t, seqs(got), seqs(taken), "%+v, %d", q, limit)
-				markAll(t, db, taken, outbox.Mark{To: outbox.Pending})
+				require.Equal(t, want[:min(limit, len(want))], seqs(claimed(q, limit)), "%+v, %d", q, limit)
 			}
 		}
 	}
@@ -115,9 +114,6 @@ func TestABacklogOfOtherTopicsCostsNothing(t *testing.T) {
 		for _, topics := range [][]any{{ups, nil}, {nil, []string{"down"}}, {nil, idle}, {[]string{"none"}, nil}} {
 			for _, name := range []string{"claimTopicsSQL", "claimTopicsNearSQL", "claimTopicsNoOrderSQL"} {
 				cost = append(cost, blocks(t, db, all[name], append([]any{token, 60_000_000, 50, 8, "me", 0, 0}, topics...)...))
-			}
-			for _, name := range []string{"topicCandidatesSQL", "topicNearSQL", "topicNoOrderSQL"} {
-				cost = append(cost, blocks(t, db, all[name], append([]any{50, 0, 0}, topics...)...))
 			}
 		}
 		return cost

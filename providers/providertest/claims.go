@@ -72,10 +72,6 @@ var claimCases = []testCase{
 		rule: "An entry is claimed only together with all earlier open ones of its topic and key",
 	},
 	{
-		name: "candidates are read, not taken", play: candidatesNotTaken,
-		rule: "EntryCandidates reads at most limit eligible entries in order of Seq, without taking them. It omits an entry if an earlier open entry of its topic and key is not eligible",
-	},
-	{
 		name: "a claim with an ended context", play: claimEndedContext,
 		rule: "A claim, a mark or a read whose context has ended returns an error, and nothing changes",
 	},
@@ -92,7 +88,7 @@ func (s *stage) claim(q provider.EntryQuery, limit int) []outbox.Entry {
 
 func (s *stage) claimAs(q provider.EntryQuery, t claim.Terms) []outbox.Entry {
 	s.Helper()
-	taken, err := s.claims(s.ctx, s.db, q, t)
+	taken, err := provider.ClaimEntries(s.ctx, s.db, q, t)
 	s.ok(err, "claim")
 	for i, e := range taken {
 		s.require(i == 0 || taken[i-1].Seq < e.Seq, "entry %d comes in order", e.Seq)
@@ -104,6 +100,14 @@ func (s *stage) claimAs(q provider.EntryQuery, t claim.Terms) []outbox.Entry {
 func (s *stage) claimOne(seq int64) outbox.Entry {
 	s.Helper()
 	taken := s.claim(three, 1)
+	same(s, "entries of a claim of one", seqsOf(taken), []int64{seq})
+	return taken[0]
+}
+
+// claimPast claims one entry, past the entries of other keys ahead of it.
+func (s *stage) claimPast(seq int64) outbox.Entry {
+	s.Helper()
+	taken := s.claim(provider.EntryQuery{Attempts: 3, After: seq - 1}, 1)
 	same(s, "entries of a claim of one", seqsOf(taken), []int64{seq})
 	return taken[0]
 }
@@ -144,7 +148,7 @@ func claimDefaults(s *stage) {
 		s.require(e.Token != claim.Token{} && e.Token == taken[0].Token, "the claim has a new token")
 	}
 	for _, t := range []claim.Terms{{Lease: -time.Second}, {Lease: time.Microsecond}, {Limit: -1}} {
-		_, err := s.claims(s.ctx, s.db, provider.EntryQuery{}, t)
+		_, err := provider.ClaimEntries(s.ctx, s.db, provider.EntryQuery{}, t)
 		s.require(errors.Is(err, claim.ErrTerms), "terms %+v: the error %v is ErrTerms", t, err)
 	}
 	same(s, "entries left", len(s.claimAs(provider.EntryQuery{}, claim.Terms{Lease: math.MaxInt64})), 10)
@@ -191,9 +195,6 @@ func claimExcept(s *stage) {
 		{provider.EntryQuery{Topics: []string{"mail", "audit"}, Except: []string{"audit"}}, []outbox.Entry{entries[0], entries[3]}},
 		{provider.EntryQuery{Except: []string{"mail"}}, entries[2:3]},
 	} {
-		found, err := s.db.EntryCandidates(s.ctx, c.q, 10)
-		s.ok(err, "read candidates")
-		same(s, "candidates", seqsOf(found), seqsOf(c.want))
 		same(s, "claimed entries", seqsOf(s.claim(c.q, 10)), seqsOf(c.want))
 	}
 }
@@ -208,12 +209,7 @@ func claimUnordered(s *stage) {
 		outbox.Mark{Seq: taken[1].Seq, Token: taken[1].Token, To: outbox.Abandoned},
 	)
 	s.claimed("an ordered claim behind a failed, an abandoned and a claimed entry")
-	found, err := s.db.EntryCandidates(s.ctx, free, 10)
-	s.ok(err, "read candidates")
-	same(s, "candidates", seqsOf(found), seqsOf(ann[3:]))
-	_, ok, err := s.db.TakeEntry(s.ctx, found[1], free, s.relay("b").terms)
-	s.ok(err, "take an entry")
-	same(s, "taken before the entry ahead of it", ok, true)
+	same(s, "a claim of an entry behind them", seqsOf(s.claim(provider.EntryQuery{Unordered: true, After: ann[3].Seq}, 10)), seqsOf(ann[4:]))
 	same(s, "a claim of the last one", seqsOf(s.claim(free, 10)), seqsOf(ann[3:4]))
 	same(s, "a claim when all wait or are claimed", len(s.claim(free, 10)), 0)
 	// all claims but the first crashed: each entry is claimed alone, whatever is ahead of it
@@ -233,28 +229,18 @@ func claimNear(s *stage) {
 			q.Near, q.After = true, e.Seq
 			return q
 		}
-		candidates := func(e outbox.Entry, limit int) []int64 {
-			found, err := s.db.EntryCandidates(s.ctx, behind(e), limit)
-			s.ok(err, "read candidates")
-			return seqsOf(found)
-		}
 		zoe := s.enqueue(line(1, "mail", "zoe")...)[0]
 		ann, ben := s.enqueue(line(4, "mail", "ann")...), s.enqueue(line(2, "mail", "ben")...)
-		same(s, "candidates of a near scan", candidates(zoe, 5), seqsOf(append(ann[:4:4], ben[0])))
 		same(s, "claimed behind the first of a key, which waits", len(s.claim(behind(ann[0]), 3)), 0)
 		first := s.claim(behind(zoe), 1)
 		same(s, "claimed by a near scan", seqsOf(first), seqsOf(ann[:1]))
-		same(s, "candidates among the next three", candidates(zoe, 3), seqsOf(nil))
 		same(s, "claimed among the next three", len(s.claim(behind(zoe), 3)), 0)
-		same(s, "candidates among the next four", candidates(zoe, 4), seqsOf(ben[:1]))
-		same(s, "candidates behind ann's", candidates(ann[3], 1), seqsOf(ben[:1]))
 		same(s, "claimed among the next four", seqsOf(s.claim(behind(zoe), 4)), seqsOf(ben[:1]))
 		same(s, "claimed by a full scan, behind two claims", seqsOf(s.claim(q, 10)), []int64{zoe.Seq})
 		s.mark(outbox.Mark{Seq: first[0].Seq, Token: first[0].Token, To: outbox.Abandoned})
 		same(s, "claimed by a near scan behind an abandoned entry", len(s.claim(behind(zoe), 10)), 0)
 		s.hold(3)
 		late := s.enqueue(line(1, "mail", "ann")...)
-		same(s, "candidates behind held entries", candidates(zoe, 10), seqsOf(nil))
 		same(s, "claimed by a near scan behind held entries", len(s.claim(behind(ben[1]), 10)), 0)
 		s.resolve(s.db.Skip, outbox.Filter{Seqs: []int64{ann[0].Seq}}, 1)
 		same(s, "claimed by a near scan once the head is skipped", seqsOf(s.claim(behind(zoe), 10)), seqsOf(append(ann[1:], late...)))
@@ -286,9 +272,6 @@ func claimNearPast(s *stage) {
 	large := s.enqueue(ben...)
 	same(s, "ben's first", seqsOf(s.claim(three, 1)), []int64{large[0].Seq})
 	zoe := s.enqueue(line(3, "mail", "zoe")...)
-	found, err := s.db.EntryCandidates(s.ctx, near, 10)
-	s.ok(err, "read candidates")
-	same(s, "candidates past a waiting suspect and a large waiting entry", seqsOf(found), seqsOf(zoe))
 	same(s, "claimed past a waiting suspect and a large waiting entry", seqsOf(s.claim(near, 10)), seqsOf(zoe))
 }
 
@@ -297,9 +280,6 @@ func claimAfter(s *stage) {
 		ann := s.enqueue(line(3, "mail", fmt.Sprint("ann", i))...)
 		ben := s.enqueue(line(3, "mail", fmt.Sprint("ben", i))...)
 		q.After = ann[1].Seq
-		found, err := s.db.EntryCandidates(s.ctx, q, 10)
-		s.ok(err, "read candidates")
-		same(s, "candidates", seqsOf(found), seqsOf(append(ann[2:3:3], ben...)))
 		want := ben // ann's last entry waits for those before After
 		if q.Unordered {
 			want = append(ann[2:3:3], ben...)
@@ -319,9 +299,6 @@ func claimBytes(s *stage) {
 	for _, q := range []provider.EntryQuery{{Bytes: 149}, {Bytes: 149, Topics: []string{"mail"}}, {Bytes: 149, Unordered: true}} {
 		at := 0
 		for _, n := range []int{2, 2, 1, 1, 0} { // 100 + 0, 50 + 0, 300 although it is too much, 1
-			found, err := s.db.EntryCandidates(s.ctx, q, 10)
-			s.ok(err, "read candidates")
-			same(s, "candidates", seqsOf(found), seqsOf(entries[at:at+n]))
 			taken := s.claim(q, 10)
 			same(s, "claimed", seqsOf(taken), seqsOf(entries[at:at+n]))
 			at += n
@@ -379,39 +356,13 @@ func keyIsARun(s *stage) {
 	s.claimed("the run of the other key, once it is released", ben...)
 }
 
-func candidatesNotTaken(s *stage) {
-	ann := s.enqueue(line(2, "mail", "ann")...)
-	ben := s.enqueue(line(2, "mail", "ben")...)
-	audit := s.enqueue(line(2, "audit", "ann")...)
-	candidates := func(q provider.EntryQuery, limit int) []outbox.Entry {
-		found, err := s.db.EntryCandidates(s.ctx, q, limit)
-		s.ok(err, "read candidates")
-		return found
-	}
-	for range 2 {
-		found := candidates(three, 10)
-		same(s, "candidates", seqsOf(found), append(append(seqsOf(ann), seqsOf(ben)...), seqsOf(audit)...))
-		same(s, "a candidate's state", plain(found[0]), ann[0])
-	}
-	same(s, "three candidates", seqsOf(candidates(three, 3)), seqsOf(append(ann, ben[0])))
-	same(s, "candidates of a topic", seqsOf(candidates(provider.EntryQuery{Topics: []string{"audit"}}, 10)), seqsOf(audit))
-	head := s.claimOne(ann[0].Seq)
-	same(s, "candidates while ann's head is claimed", seqsOf(candidates(three, 10)), seqsOf(append(ben, audit...)))
-	s.mark(outbox.Mark{Seq: head.Seq, Token: head.Token, To: outbox.Failed, After: time.Hour})
-	same(s, "candidates while ann's head waits", seqsOf(candidates(three, 10)), seqsOf(append(ben, audit...)))
-	s.advance(2 * time.Hour)
-	same(s, "candidates once it is due", len(candidates(three, 10)), 6)
-}
-
 func claimEndedContext(s *stage) {
 	entries := s.enqueue(line(2, "mail", "")...)
 	held := s.claimOne(entries[0].Seq)
 	before := s.dump()
 	ctx, cancel := context.WithCancel(s.ctx)
 	cancel()
-	_, claimErr := s.claims(ctx, s.db, three, claim.Terms{Lease: lease})
-	_, candidatesErr := s.db.EntryCandidates(ctx, three, 10)
-	_, took, takeErr := s.db.TakeEntry(ctx, entries[1], three, claim.Terms{Token: claim.NewToken(), Lease: lease, Limit: 1})
+	_, claimErr := provider.ClaimEntries(ctx, s.db, three, claim.Terms{Lease: lease})
 	_, markErr := s.db.MarkEntries(ctx, []outbox.Mark{{Seq: held.Seq, Token: held.Token, To: outbox.Published}})
 	_, listErr := s.db.Entries(ctx, outbox.Filter{})
 	_, countErr := s.db.StatusCounts(ctx)
@@ -419,9 +370,8 @@ func claimEndedContext(s *stage) {
 	_, skipErr := s.db.Skip(ctx, outbox.Filter{})
 	_, holdErr := s.db.HoldEntries(ctx, time.Hour, 10)
 	_, _, deleteErr := s.db.DeleteEntries(ctx, outbox.EntryRetention{Published: time.Hour, Skipped: time.Hour}, 0)
-	for i, err := range []error{claimErr, candidatesErr, takeErr, markErr, listErr, countErr, requeueErr, skipErr, holdErr, deleteErr} {
+	for i, err := range []error{claimErr, markErr, listErr, countErr, requeueErr, skipErr, holdErr, deleteErr} {
 		s.require(errors.Is(err, context.Canceled), "the error %v of call %d is context.Canceled", err, i)
 	}
-	same(s, "taken", took, false)
 	s.unchanged(before, "calls whose context had ended")
 }

@@ -108,7 +108,7 @@ func (c *crowded) broken() (yes bool) {
 
 func (s *stage) relayInCrowd(ctx context.Context, c *crowded, me int, random *rand.Rand) {
 	for ctx.Err() == nil && !c.broken() {
-		taken, err := s.claims(ctx, s.db, provider.EntryQuery{Near: random.IntN(2) == 0, After: max(0, random.Int64N(int64(crowdEntries))-int64(crowdEntries)/2)}, claim.Terms{Holder: fmt.Sprint(me), Lease: lease, Limit: 1 + random.IntN(60)})
+		taken, err := provider.ClaimEntries(ctx, s.db, provider.EntryQuery{Near: random.IntN(2) == 0, After: max(0, random.Int64N(int64(crowdEntries))-int64(crowdEntries)/2)}, claim.Terms{Holder: fmt.Sprint(me), Lease: lease, Limit: 1 + random.IntN(60)})
 		if err != nil {
 			c.note(func() { c.fault("relay %d: claim: %v", me, err) })
 			return

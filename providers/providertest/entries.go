@@ -131,7 +131,7 @@ func entryPlace(s *stage) {
 	entries := s.entries(outbox.Filter{})
 	same(s, "entries", len(entries), 3+2*5)
 	id := entries[0].Headers[provider.HeaderLog]
-	if log, ok := s.db.(provider.Log); ok {
+	if log, ok := s.store.(provider.Log); ok {
 		is, err := log.LogID(s.ctx)
 		s.ok(err, "identify the log")
 		same(s, "header of the log", id, is.String())
@@ -304,7 +304,7 @@ func badMessages(s *stage) {
 }
 
 func wakes(s *stage) {
-	waker, ok := s.db.(provider.Waker)
+	waker, ok := s.store.(provider.Waker)
 	if !ok {
 		s.Log("this provider is not a provider.Waker")
 		return

@@ -70,20 +70,12 @@ func badEntryFilters(s *stage) {
 		s.invalid(err, call+" with a negative limit")
 	}
 	claims := func(q provider.EntryQuery) error {
-		_, err := s.claims(s.ctx, s.db, q, claim.Terms{Token: claim.NewToken(), Holder: "a", Lease: time.Second, Limit: 1})
+		_, err := provider.ClaimEntries(s.ctx, s.db, q, claim.Terms{Token: claim.NewToken(), Holder: "a", Lease: time.Second, Limit: 1})
 		return err
 	}
 	s.refusesText([]filterCall{
 		{"StatusCounts", func(ctx context.Context, text string) error {
 			_, err := s.db.StatusCounts(ctx, outbox.Pending, outbox.Status(text))
-			return err
-		}},
-		{"EntryCandidates of topics", func(ctx context.Context, text string) error {
-			_, err := s.db.EntryCandidates(ctx, provider.EntryQuery{Topics: []string{"t", text}}, 1)
-			return err
-		}},
-		{"EntryCandidates except topics", func(ctx context.Context, text string) error {
-			_, err := s.db.EntryCandidates(ctx, provider.EntryQuery{Except: []string{"t", text}}, 1)
 			return err
 		}},
 		{"claims of topics", func(_ context.Context, text string) error { return claims(provider.EntryQuery{Topics: []string{text}}) }},

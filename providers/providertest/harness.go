@@ -1,12 +1,12 @@
 // Package providertest is the conformance suite of Kinora's providers.
 //
-// A provider runs All in its tests. Each case has the rule that it checks, in the words of the
+// A provider runs All in its tests with the Tier that it declares. Each case has the rule that it checks, in the words of the
 // contract, and prints the rule if it fails. Cases do not sleep, and cases with separate
 // databases run in parallel. With KINORA_LONG=1 the races of tasks run 1,000 times each, and the
 // model of tasks plays longer sequences. A provider that differs declares it (Difference). The
 // suite then checks what that Difference promises: no case is skipped.
 //
-//	func TestConformance(t *testing.T) { providertest.All(t, open, providertest.Volatile) }
+//	func TestConformance(t *testing.T) { providertest.All(t, providertest.TierEvents, open) }
 //
 // The function open makes a Fixture. A provider needs five things for it:
 //
@@ -34,25 +34,6 @@ import (
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
-
-// Provider is the interface that the suites test. They check the capabilities
-// provider.BatchClaimer, provider.Waker, provider.LogWaker and provider.LogCounter if the provider has them.
-type Provider[Tx any] interface {
-	eventstore.Store
-	eventstore.SnapshotStore
-	provider.EventFinder
-	provider.LogReader
-	provider.Log
-	provider.Outbox
-	outbox.Inspector
-	provider.EntryMaintainer
-	provider.MarkerMaintainer
-	provider.Provider[Tx]
-
-	// ParkedCount returns how many messages of a projector's live generation wait or are stuck. If
-	// the name is empty, it counts those of all projectors.
-	ParkedCount(ctx context.Context, projector string) (int64, error)
-}
 
 // TxView is the event store and the outbox inside a transaction that the caller owns.
 type TxView interface {
@@ -90,7 +71,8 @@ type Add func(ctx context.Context, key string, n int) error
 // Fixture is a provider and the functions with which the suites test it. The read model is a
 // table of totals, one for each key.
 type Fixture[Tx any] struct {
-	Provider Provider[Tx]
+	// Provider implements the interfaces of its Tier.
+	Provider Events
 
 	// InTx begins a transaction as a user of the provider would, and runs fn with its view and
 	// with writes to the read model.
@@ -173,40 +155,52 @@ const Volatile Difference = "volatile"
 // of the opening.
 const Deferred Difference = "deferred"
 
-// All runs every suite.
-func All[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
-	t.Run("EventStore", func(t *testing.T) { EventStore(t, open, differences...) })
-	t.Run("Log", func(t *testing.T) { Log(t, open, differences...) })
-	t.Run("Outbox", func(t *testing.T) { Outbox(t, open, differences...) })
-	t.Run("Units", func(t *testing.T) { Units(t, open, differences...) })
-	t.Run("Parking", func(t *testing.T) { Parking(t, open, differences...) })
-	t.Run("Liveness", func(t *testing.T) { Liveness(t, open, differences...) })
-	t.Run("Records", func(t *testing.T) { Records(t, open, differences...) })
-	t.Run("Progress", func(t *testing.T) { Progress(t, open, differences...) })
-	t.Run("Generations", func(t *testing.T) { Generations(t, open, differences...) })
-	t.Run("Tasks", func(t *testing.T) { Tasks(t, open, differences...) })
-	t.Run("Operations", func(t *testing.T) { Operations(t, open, differences...) })
+// All runs the suites of a tier and of those before it. It fails at once if the provider lacks a
+// method of the tier, or has all of a higher one.
+func All[Tx any](t *testing.T, tier Tier, open Open[Tx], differences ...Difference) {
+	checkTier[Tx](t, tier, open(t, Options{}).Provider)
+	for _, suite := range []struct {
+		tier Tier
+		name string
+		run  func(*testing.T, Open[Tx], ...Difference)
+	}{
+		{TierEvents, "EventStore", EventStore[Tx]},
+		{TierEvents, "Log", Log[Tx]},
+		{TierEvents, "Outbox", Outbox[Tx]},
+		{TierProjectors, "Units", Units[Tx]},
+		{TierProjectors, "Parking", Parking[Tx]},
+		{TierProjectors, "Liveness", Liveness[Tx]},
+		{TierProjectors, "Records", Records[Tx]},
+		{TierProjectors, "Progress", Progress[Tx]},
+		{TierProjectors, "Generations", Generations[Tx]},
+		{TierTasks, "Tasks", Tasks[Tx]},
+		{TierOperations, "Operations", Operations[Tx]},
+	} {
+		if suite.tier <= tier {
+			t.Run(suite.name, func(t *testing.T) { suite.run(t, open, differences...) })
+		}
+	}
 }
 
 // EventStore checks eventstore.Store, eventstore.TxStore, eventstore.SnapshotStore, provider.EventFinder, and Transact if the fixture has it.
 func EventStore[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
-	run(t, open, differences, nil, slices.Concat(appendCases, againCases, readCases, inputCases, txCases, transactCases, snapshotCases, commandCases, streamEndCases, archiveCases))
+	run(t, open, differences, slices.Concat(appendCases, againCases, readCases, inputCases, txCases, transactCases, snapshotCases, commandCases, streamEndCases, archiveCases))
 }
 
 // Log checks provider.LogReader, provider.Log, provider.LogWaker and provider.LogCounter.
 func Log[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
-	run(t, open, differences, nil, slices.Concat(logPageCases, readLogCases))
+	run(t, open, differences, slices.Concat(logPageCases, readLogCases))
 }
 
 // Outbox checks provider.Outbox, provider.EntryMaintainer, outbox.Inspector, provider.Waker and
-// Enqueue: once with provider.ClaimEntries and once with provider.ClaimEntriesPortably.
+// Enqueue.
 func Outbox[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
-	claiming := slices.Concat(claimCases, markCases, guardCases, crashCases, heldCases, inspectCases, crowdCases, foreignClaimCases)
 	t.Run("Entries", func(t *testing.T) {
-		run(t, open, differences, provider.ClaimEntries, slices.Concat(entryCases, pathCases, retentionCases, foreignCases, entryFilterCases))
+		run(t, open, differences, slices.Concat(entryCases, pathCases, retentionCases, foreignCases, entryFilterCases))
 	})
-	t.Run("Claim", func(t *testing.T) { run(t, open, differences, provider.ClaimEntries, claiming) })
-	t.Run("ClaimPortably", func(t *testing.T) { run(t, open, differences, provider.ClaimEntriesPortably, claiming) })
+	t.Run("Claim", func(t *testing.T) {
+		run(t, open, differences, slices.Concat(claimCases, markCases, guardCases, crashCases, heldCases, inspectCases, crowdCases, foreignClaimCases))
+	})
 }
 
 // Units checks provider.Units, including the parking of messages.
@@ -245,7 +239,7 @@ func Progress[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	runGroups(t, open, differences, []group{
 		{name: "Checkpoint", cases: checkpointCases}, {name: "Modes", cases: modeCases}, {name: "Advance", cases: advanceCases},
 		{name: "Segments", cases: segmentCases},
-		{name: "Applied", cases: appliedCases}, {name: "Concurrent", cases: progressCrowdCases}, {name: "Leases", cases: leaseCases},
+		{name: "Applied", cases: appliedCases}, {name: "Archive", cases: archiveAheadCases}, {name: "Concurrent", cases: progressCrowdCases}, {name: "Leases", cases: leaseCases},
 		{name: "DryRun", cases: dryAdvanceCases, needs: func(k provider.Keeps) bool { return k.DryRun }},
 	})
 }
@@ -259,19 +253,16 @@ func Generations[Tx any](t *testing.T, open Open[Tx], differences ...Difference)
 	})
 }
 
-// Tasks checks provider.Tasks, provider.TaskTx, provider.TaskInspector and provider.TaskWaker. The
-// cases that claim run once with provider.ClaimTasks and once with provider.ClaimTasksPortably.
+// Tasks checks provider.Tasks, provider.TaskTx, provider.TaskInspector and provider.TaskWaker.
 // Fixture.Owned is required.
 func Tasks[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
-	for name, claims := range map[string]taskClaim{"Claim": provider.ClaimTasks, "ClaimPortably": provider.ClaimTasksPortably} {
-		t.Run(name, func(t *testing.T) {
-			runTasks(t, open, differences, claims, []group{
-				{name: "States", cases: taskStateCases}, {name: "Claims", cases: taskClaimCases}, {name: "Vanished", cases: taskVanishedCases},
-				{name: "Model", cases: taskModelCases}, {name: "Claimers", cases: taskClaimerCases},
-			})
+	t.Run("Claim", func(t *testing.T) {
+		runTasks(t, open, differences, []group{
+			{name: "States", cases: taskStateCases}, {name: "Claims", cases: taskClaimCases}, {name: "Vanished", cases: taskVanishedCases},
+			{name: "Model", cases: taskModelCases}, {name: "Claimers", cases: taskClaimerCases},
 		})
-	}
-	runTasks(t, open, differences, provider.ClaimTasks, []group{
+	})
+	runTasks(t, open, differences, []group{
 		{name: "Inspector", cases: taskInspectCases}, {name: "Decisions", cases: taskDecideCases}, {name: "Retention", cases: taskRetentionCases},
 		{name: "Races", cases: taskRaceCases}, {name: "Crowds", cases: taskGroupRaces}, {name: "Wakes", cases: taskWakeCases},
 	})
@@ -281,7 +272,7 @@ func Tasks[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 // TaskTx checks provider.TaskTx. It is the part of Tasks that a provider with several types of transactions runs for each
 // of them.
 func TaskTx[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
-	runTasks(t, open, differences, provider.ClaimTasks, []group{
+	runTasks(t, open, differences, []group{
 		{name: "Enqueue", cases: taskEnqueueCases}, {name: "Changes", cases: taskChangeCases}, {name: "Answers", cases: taskAnswerCases},
 		{name: "Units", cases: taskUnitCases}, {name: "Groups", cases: taskGroupCases},
 		{name: "OneConnection", cases: taskGroupRaces, options: Options{Conns: 1}},
@@ -290,8 +281,8 @@ func TaskTx[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 
 // Operations checks provider.Operations.
 func Operations[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
-	runGroups(t, open, differences, []group{{name: "Registry", cases: registryCases}, {name: "Acts", cases: actCases}, {name: "Streams", cases: streamCases}})
-	run(t, open, differences, provider.ClaimEntries, surveyCases)
+	runGroups(t, open, differences, []group{{name: "Registry", cases: registryCases}, {name: "Acts", cases: actCases}, {name: "Streams", cases: streamCases}, {name: "Leases", cases: oldLeaseCases}})
+	run(t, open, differences, surveyCases)
 }
 
 func knows(differences []Difference, d Difference) bool { return slices.Contains(differences, d) }

@@ -28,7 +28,6 @@ var heldCases = []testCase{
 	// Promise: G3.5
 	{name: "held until the head is skipped", rule: keepsPlace, play: heldUntilSkipped},
 	{name: "held entries keep their attempts", rule: keepsPlace, play: heldKeepsAttempts},
-	{name: "held while others read it", rule: guardRule + ". A held entry is not eligible", play: heldMeanwhile},
 	{
 		// Promise: G3.5
 		name: "two abandoned ones in a key", play: twoAbandoned,
@@ -99,9 +98,8 @@ func longIsHeld(s *stage) {
 	} {
 		run := s.enqueue(line(3, "mail", c.key)...)
 		if c.to != "" {
-			r := s.relay("a")
-			r.take(run[0], true)
-			s.mark(outbox.Mark{Seq: run[0].Seq, Token: r.terms.Token, To: c.to, After: c.after})
+			head := s.claimPast(run[0].Seq)
+			s.mark(outbox.Mark{Seq: head.Seq, Token: head.Token, To: c.to, After: c.after})
 		}
 		if c.long {
 			waiting = append(waiting, run[1:]...)
@@ -217,26 +215,6 @@ func heldKeepsAttempts(s *stage) {
 	s.hold(1)
 	s.resolve(s.db.Requeue, outbox.Filter{Seqs: []int64{run[0].Seq}}, 1)
 	same(s, "entry that was held", s.entry(second.Seq), second)
-}
-
-// heldMeanwhile: a reads the run before its head fails and the entry behind is held.
-func heldMeanwhile(s *stage) {
-	run := s.enqueue(line(2, "mail", "ann")...)
-	a, b := s.relay("a"), s.relay("b")
-	found := a.candidates()
-	same(s, "candidates", seqsOf(found), seqsOf(run))
-	b.take(found[0], true)
-	s.mark(outbox.Mark{Seq: run[0].Seq, Token: b.terms.Token, To: outbox.Failed, After: time.Hour + time.Minute})
-	s.hold(1)
-	s.advance(2 * time.Hour)
-	a.take(s.entry(run[0].Seq), true)
-	before := s.dump()
-	a.take(found[1], false)
-	a.take(s.entry(run[1].Seq), false)
-	_, took, err := s.db.TakeEntry(s.ctx, s.entry(run[1].Seq), provider.EntryQuery{Unordered: true}, a.terms)
-	s.ok(err, "take an entry")
-	same(s, "taken without order", took, false)
-	s.unchanged(before, "refused takes of a held entry")
 }
 
 func twoAbandoned(s *stage) {

@@ -93,7 +93,9 @@ func (s *stage) dump(streams ...string) dump {
 	for _, stream := range streams {
 		d.events[stream] = s.read(s.db, stream, 0)
 	}
-	d.parked = s.list(provider.ParkedFilter{States: allStates, Limit: 10_000})
+	if s.db.projectorContracts != nil {
+		d.parked = s.list(provider.ParkedFilter{States: allStates, Limit: 10_000})
+	}
 	return d
 }
 

@@ -246,7 +246,7 @@ func logFilters(s *stage) {
 
 // logCounts compares provider.LogCounter with the events of some types.
 func (s *stage) logCounts(types []string, events []eventstore.Raw) {
-	counter, ok := s.db.(provider.LogCounter)
+	counter, ok := s.store.(provider.LogCounter)
 	if !ok || len(events) < 2 {
 		return
 	}
@@ -410,7 +410,7 @@ func badLogQueries(s *stage) {
 }
 
 func appendedWakes(s *stage) {
-	waker, ok := s.db.(provider.LogWaker)
+	waker, ok := s.store.(provider.LogWaker)
 	if !ok {
 		s.Log("this provider is not a provider.LogWaker")
 		return

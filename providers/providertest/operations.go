@@ -49,7 +49,7 @@ var surveyCases = []testCase{
 
 func (s *stage) operations() provider.Operations {
 	s.Helper()
-	o := provider.OperationsOf(s.db)
+	o := provider.OperationsOf(s.store)
 	s.require(o != nil, "the provider has provider.Operations")
 	return o
 }

@@ -7,10 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kinora-go/kinora/claim"
-	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/patience"
-	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -38,16 +35,9 @@ type group struct {
 	options Options
 }
 
-// contracts is Provider without provider.Units, so that cases need no type parameter.
-type contracts interface {
-	eventstore.Store
-	eventstore.SnapshotStore
-	provider.EventFinder
-	provider.LogReader
-	provider.Log
-	provider.Outbox
-	outbox.Inspector
-	provider.EntryMaintainer
+// projectorContracts is Projectors without Events and provider.Units.Do, so that cases need no type
+// parameter.
+type projectorContracts interface {
 	provider.MarkerMaintainer
 	provider.Parking
 	provider.Liveness
@@ -59,6 +49,12 @@ type contracts interface {
 	ParkedCount(ctx context.Context, projector string) (int64, error)
 }
 
+// contracts are the contracts of a provider. Those of projectors are nil in TierEvents.
+type contracts struct {
+	Events
+	projectorContracts
+}
+
 // stage is the environment of a case: a fixture without its type parameter.
 type stage struct {
 	*testing.T
@@ -68,8 +64,8 @@ type stage struct {
 	generation int
 	prefix     string // of the keys of its totals
 	deferred   bool   // the provider is Deferred
+	store      any    // the provider, for its capabilities
 	db         contracts
-	claims     claimFunc
 	inTx       func(ctx context.Context, fn func(view TxView, add Add) error) error
 	transact   func(ctx context.Context, fn func(view TxView, add Add) error) error // nil if the provider has none
 	do         func(ctx context.Context, u provider.Unit, run func(o opened) (provider.Closing, error)) error
@@ -82,9 +78,8 @@ type stage struct {
 	another    func() *stage // a second provider, opened like this one
 
 	// of a provider.TaskProvider, else nil
-	tasks      taskStore
-	claimTasks taskClaim
-	inTask     func(ctx context.Context, fn func(v taskView) error) error
+	tasks  taskStore
+	inTask func(ctx context.Context, fn func(v taskView) error) error
 }
 
 // opened is the argument of a unit's function.
@@ -104,10 +99,8 @@ type opened struct {
 	end  func()
 }
 
-type claimFunc func(context.Context, provider.Outbox, provider.EntryQuery, claim.Terms) ([]outbox.Entry, error)
-
 // run runs the cases in parallel, each on a separate provider.
-func run[Tx any](t *testing.T, open Open[Tx], differences []Difference, claims claimFunc, cases []testCase) {
+func run[Tx any](t *testing.T, open Open[Tx], differences []Difference, cases []testCase) {
 	checkDifferences(t, differences)
 	for _, c := range cases {
 		if !c.isFor(differences) {
@@ -116,8 +109,8 @@ func run[Tx any](t *testing.T, open Open[Tx], differences []Difference, claims c
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			f := openFixture(t, open, c.options, differences)
-			s := newStage(t, &c, f, differences, claims)
-			s.another = func() *stage { return newStage(t, &c, open(t, c.options), differences, claims) }
+			s := newStage(t, &c, f, differences)
+			s.another = func() *stage { return newStage(t, &c, open(t, c.options), differences) }
 			c.play(s)
 		})
 	}
@@ -129,12 +122,11 @@ func runGroups[Tx any](t *testing.T, open Open[Tx], differences []Difference, gr
 }
 
 // runTasks is runGroups with the tasks of the provider.
-func runTasks[Tx any](t *testing.T, open Open[Tx], differences []Difference, claims taskClaim, groups []group) {
+func runTasks[Tx any](t *testing.T, open Open[Tx], differences []Difference, groups []group) {
 	runStages(t, open, differences, groups, func(s *stage) {
 		if s.tasks == nil || s.inTask == nil {
 			s.Fatal("the provider is a provider.TaskProvider and a provider.TaskInspector, and the fixture has Owned")
 		}
-		s.claimTasks = claims
 	})
 }
 
@@ -144,14 +136,14 @@ func runStages[Tx any](t *testing.T, open Open[Tx], differences []Difference, gr
 		t.Run(g.name, func(t *testing.T) {
 			t.Parallel()
 			f := openFixture(t, open, g.options, differences)
-			if g.needs != nil && !g.needs(f.Provider.Keeps()) {
-				t.Logf("not for a provider that keeps %+v", f.Provider.Keeps())
+			if keeps := keepsOf(f.Provider); g.needs != nil && !g.needs(keeps) {
+				t.Logf("not for a provider that keeps %+v", keeps)
 				return
 			}
 			for i, c := range g.cases {
 				if c.isFor(differences) {
 					t.Run(c.name, func(t *testing.T) {
-						s := newStage(t, &c, f, differences, provider.ClaimEntries)
+						s := newStage(t, &c, f, differences)
 						s.use(fmt.Sprint("p", i))
 						prepare(s)
 						c.play(s)
@@ -175,20 +167,28 @@ func openFixture[Tx any](t *testing.T, open Open[Tx], o Options, differences []D
 	if (f.Reopen == nil) != knows(differences, Volatile) {
 		t.Fatal("a provider has Fixture.Reopen or declares Volatile")
 	}
-	if (f.Tables != nil) != f.Provider.Keeps().Tables {
+	if (f.Tables != nil) != keepsOf(f.Provider).Tables {
 		t.Fatal("Fixture.Tables is set if the provider's Keeps has Tables, and only then")
 	}
 	return f
 }
 
-func newStage[Tx any](t *testing.T, c *testCase, f Fixture[Tx], differences []Difference, claims claimFunc) *stage {
+// keepsOf returns the Keeps of a provider of projectors, or the zero value.
+func keepsOf(store any) (k provider.Keeps) {
+	if p, ok := store.(projectorContracts); ok {
+		k = p.Keeps()
+	}
+	return k
+}
+
+func newStage[Tx any](t *testing.T, c *testCase, f Fixture[Tx], differences []Difference) *stage {
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the rule: %s", c.rule)
 		}
 	})
 	s := &stage{
-		T: t, ctx: patience.Context(t), name: "ratings", generation: 1, db: f.Provider, claims: claims, deferred: knows(differences, Deferred),
+		T: t, ctx: patience.Context(t), name: "ratings", generation: 1, store: f.Provider, db: contracts{Events: f.Provider}, deferred: knows(differences, Deferred),
 		inTx: f.InTx, transact: f.Transact, advance: f.Advance, total: f.Total, canEnd: f.End != nil, insert: f.Insert,
 	}
 	if f.Tables != nil {
@@ -225,8 +225,12 @@ func newStage[Tx any](t *testing.T, c *testCase, f Fixture[Tx], differences []Di
 		}
 		return o
 	}
+	units, _ := f.Provider.(Projectors[Tx])
+	if units != nil {
+		s.db.projectorContracts = units
+	}
 	s.do = func(ctx context.Context, u provider.Unit, run func(opened) (provider.Closing, error)) error {
-		return f.Provider.Do(ctx, u, func(ctx context.Context, tx Tx, found provider.Found) (provider.Closing, error) {
+		return units.Do(ctx, u, func(ctx context.Context, tx Tx, found provider.Found) (provider.Closing, error) {
 			o := prepare(ctx, tx)
 			o.Found, o.unit = found, u
 			return run(o)
@@ -234,7 +238,7 @@ func newStage[Tx any](t *testing.T, c *testCase, f Fixture[Tx], differences []Di
 	}
 	if f.Reopen != nil {
 		s.reopen = func() *stage {
-			again := newStage(t, c, f.Reopen(), differences, claims)
+			again := newStage(t, c, f.Reopen(), differences)
 			again.use(s.name)
 			again.generation = s.generation
 			return again

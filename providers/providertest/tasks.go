@@ -1,7 +1,6 @@
 package providertest
 
 import (
-	"context"
 	"encoding/json"
 	"strings"
 	"time"
@@ -21,8 +20,6 @@ type taskView struct {
 	provider.TaskTx
 	add func(key string, n int) error
 }
-
-type taskClaim func(context.Context, provider.Tasks, provider.TaskQuery, claim.Terms) ([]provider.Task, error)
 
 // taskLimit is the limit of attempts of most cases.
 const taskLimit = 8
@@ -129,7 +126,7 @@ func (s *stage) query(names ...string) provider.TaskQuery {
 // claimAll claims at most limit tasks for a lease.
 func (s *stage) claimAll(q provider.TaskQuery, limit int) []provider.Task {
 	s.Helper()
-	taken, err := s.claimTasks(s.ctx, s.tasks, q, claim.Terms{Holder: "worker", Lease: lease, Limit: limit})
+	taken, err := provider.ClaimTasks(s.ctx, s.tasks, q, claim.Terms{Holder: "worker", Lease: lease, Limit: limit})
 	s.ok(err, "claim tasks")
 	return taken
 }

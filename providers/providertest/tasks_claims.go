@@ -37,10 +37,6 @@ var taskClaimCases = []testCase{
 		rule: "TaskCandidates reads due tasks without taking them",
 	},
 	{
-		name: "a stale candidate", play: taskStaleCandidate,
-		rule: "TakeTask takes a task only if its version, status, attempts and token are those that were read, and if it is still due",
-	},
-	{
 		name: "terms of a claim", play: taskTerms,
 		rule: "Terms: a zero lease means 5m, a zero limit 50, a zero token a new one; invalid terms are claim.ErrTerms",
 	},
@@ -176,64 +172,11 @@ func taskCandidatesRead(s *stage) {
 	same(s, "the stored tasks", s.listTasks(provider.TaskFilter{Kind: s.kind("k")}), was)
 }
 
-func taskStaleCandidate(s *stage) {
-	terms := func() claim.Terms {
-		return claim.Terms{Holder: "b", Token: claim.NewToken(), Lease: lease, Limit: 1}
-	}
-	candidate := func(name string) provider.Task {
-		s.Helper()
-		found, err := s.tasks.TaskCandidates(s.ctx, s.query(name), 10)
-		s.ok(err, "read candidates")
-		same(s, "candidates", taskIDs(found), s.ids(name))
-		return found[0]
-	}
-	for name, change := range map[string]func(c provider.Task){
-		"answered":  func(c provider.Task) { s.answerTask("answered", "paid", "m1", `1`) },
-		"canceled":  func(c provider.Task) { s.cancelTask("canceled") },
-		"claimed":   func(c provider.Task) { s.take("claimed") },
-		"postponed": func(c provider.Task) { s.postpone("postponed", s.taskClock().Add(time.Hour)) },
-		"released":  func(c provider.Task) { s.apply(s.take("released"), provider.TaskChange{To: provider.TaskPending}) },
-		"failed":    func(c provider.Task) { s.apply(s.take("failed"), provider.TaskChange{To: provider.TaskFailed}) },
-		"done":      func(c provider.Task) { s.apply(s.take("done"), provider.TaskChange{To: provider.TaskDone}) },
-	} {
-		s.addTasks(s.draftTask(name))
-		c := candidate(name)
-		change(c)
-		was := s.task(name)
-		got, ok, err := s.tasks.TakeTask(s.ctx, c, s.query(name), terms())
-		s.ok(err, "take a task")
-		same(s, "a stale candidate is taken", ok, false)
-		same(s, "the returned candidate", plainTask(got), plainTask(c))
-		same(s, "the stored task", s.task(name), was)
-	}
-	t := s.begun("renewed")
-	s.vanish()
-	c := candidate("renewed")
-	late, err := s.tasks.RenewTasks(s.ctx, []provider.Task{t}, lease)
-	s.ok(err, "renew")
-	same(s, "late", len(late), 0)
-	_, ok, err := s.tasks.TakeTask(s.ctx, c, s.query("renewed"), terms())
-	s.ok(err, "take a task")
-	same(s, "a candidate whose lease was renewed is taken", ok, false)
-	s.apply(t, provider.TaskChange{To: provider.TaskDone})
-
-	s.begun("again")
-	s.vanish()
-	c = candidate("again")
-	tm := terms()
-	got, ok, err := s.tasks.TakeTask(s.ctx, c, s.query("again"), tm)
-	s.ok(err, "take a task")
-	same(s, "a fresh candidate", []any{ok, got.Token, got.Attempts, got.Vanished}, []any{true, tm.Token, 2, 1})
-	_, ok, err = s.tasks.TakeTask(s.ctx, c, s.query("again"), terms())
-	s.ok(err, "take a task")
-	same(s, "a candidate taken twice", ok, false)
-}
-
 func taskTerms(s *stage) {
 	s.crowdOf("k", 60)
 	claimAs := func(t claim.Terms) []provider.Task {
 		s.Helper()
-		taken, err := s.claimTasks(s.ctx, s.tasks, s.query("k"), t)
+		taken, err := provider.ClaimTasks(s.ctx, s.tasks, s.query("k"), t)
 		s.ok(err, "claim")
 		return taken
 	}
@@ -245,7 +188,7 @@ func taskTerms(s *stage) {
 		s.require(t.Token != claim.Token{} && t.Token == taken[0].Token, "the claim has a new token")
 	}
 	for _, t := range []claim.Terms{{Lease: -time.Second}, {Lease: time.Microsecond}, {Limit: -1}} {
-		_, err := s.claimTasks(s.ctx, s.tasks, s.query("k"), t)
+		_, err := provider.ClaimTasks(s.ctx, s.tasks, s.query("k"), t)
 		s.require(errors.Is(err, claim.ErrTerms), "terms %+v: the error %v is ErrTerms", t, err)
 	}
 	// claimed for ever: NextAt cannot be later than the year 9999
@@ -259,15 +202,10 @@ func taskClockOnce(s *stage) {
 	for _, t := range tasks {
 		same(s, "CreatedAt and NextAt of tasks added together", []time.Time{t.CreatedAt, t.NextAt}, []time.Time{tasks[0].CreatedAt, tasks[0].CreatedAt})
 	}
-	if b, ok := s.tasks.(provider.TaskBatchClaimer); ok {
-		terms, err := claim.Terms{Lease: lease, Limit: 100}.WithDefaults()
-		s.ok(err, "terms")
-		taken, err := b.ClaimTasks(s.ctx, s.query("k"), terms)
-		s.ok(err, "claim")
-		same(s, "tasks", len(taken), 100)
-		for _, t := range taken {
-			same(s, "NextAt of tasks claimed together", t.NextAt, taken[0].NextAt)
-		}
+	taken := s.claimAll(s.query("k"), 100)
+	same(s, "tasks", len(taken), 100)
+	for _, t := range taken {
+		same(s, "NextAt of tasks claimed together", t.NextAt, taken[0].NextAt)
 	}
 	later := s.draftTask("later")
 	later.After = 90 * time.Minute
@@ -322,10 +260,9 @@ func taskLateRenewals(s *stage) {
 func taskNoClaimInTx(s *stage) {
 	s.ok(s.inTask(s.ctx, func(v taskView) error {
 		for name, has := range map[string]bool{
-			"TakeTask": is[interface {
-				TakeTask(context.Context, provider.Task, provider.TaskQuery, claim.Terms) (provider.Task, bool, error)
+			"ClaimTasks": is[interface {
+				ClaimTasks(context.Context, provider.TaskQuery, claim.Terms) ([]provider.Task, error)
 			}](v.TaskTx),
-			"ClaimTasks": is[provider.TaskBatchClaimer](v.TaskTx),
 			"ChangeTasks": is[interface {
 				ChangeTasks(context.Context, []provider.TaskChange) ([]provider.TaskChanged, error)
 			}](v.TaskTx),
@@ -369,7 +306,7 @@ func (s *stage) suspect(name string) {
 	s.Helper()
 	s.addTasks(s.draftTask(name))
 	for range 2 {
-		taken, err := s.claimTasks(s.ctx, s.tasks, s.query(name), claim.Terms{Lease: time.Millisecond})
+		taken, err := provider.ClaimTasks(s.ctx, s.tasks, s.query(name), claim.Terms{Lease: time.Millisecond})
 		s.ok(err, "claim")
 		same(s, "ids of a claim", taskIDs(taken), s.ids(name))
 		s.advance(time.Second)
@@ -388,11 +325,9 @@ func taskClaimEnded(s *stage) {
 	f := provider.TaskFilter{IDs: s.ids("call", "other")}
 	var errs []error
 	note := func(err error) { errs = append(errs, err) }
-	_, err := s.claimTasks(ctx, s.tasks, s.query("other"), terms)
+	_, err := provider.ClaimTasks(ctx, s.tasks, s.query("other"), terms)
 	note(err)
 	_, err = s.tasks.TaskCandidates(ctx, s.query("other"), 10)
-	note(err)
-	_, took, err := s.tasks.TakeTask(ctx, s.task("other"), s.query("other"), terms)
 	note(err)
 	_, err = s.tasks.ChangeTasks(ctx, []provider.TaskChange{{ID: t.ID, Token: t.Token, To: provider.TaskDone}})
 	note(err)
@@ -419,6 +354,5 @@ func taskClaimEnded(s *stage) {
 	for i, err := range errs {
 		s.require(errors.Is(err, context.Canceled), "the error %v of call %d is context.Canceled", err, i)
 	}
-	same(s, "taken", took, false)
 	same(s, "the stored tasks", s.listTasks(f), was)
 }

@@ -125,7 +125,7 @@ func raceBatches(s *stage) {
 			case 2:
 				_, err = s.tasks.RenewTasks(s.ctx, some, lease)
 			case 3:
-				_, err = s.claimTasks(s.ctx, s.tasks, s.query("k"), claim.Terms{Lease: lease, Limit: size})
+				_, err = provider.ClaimTasks(s.ctx, s.tasks, s.query("k"), claim.Terms{Lease: lease, Limit: size})
 			default:
 				err = s.changeSome(r, some)
 			}
@@ -234,7 +234,7 @@ func taskNoneMissed(s *stage) {
 			}
 			for left := writers; left > 0; {
 				hint := w.TasksDue()
-				got, err := s.claimTasks(s.ctx, s.tasks, s.query("k"), claim.Terms{Lease: lease})
+				got, err := provider.ClaimTasks(s.ctx, s.tasks, s.query("k"), claim.Terms{Lease: lease})
 				if errs[i] = err; err != nil {
 					return
 				}

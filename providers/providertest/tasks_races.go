@@ -231,7 +231,7 @@ func raceClaim(s *stage) {
 	s.rounds(tasks, func(t provider.Task) string {
 		var outcome provider.AnswerOutcome
 		var err1, err2 error
-		both(func() { _, err1 = s.claimTasks(s.ctx, s.tasks, s.query("k"), terms) }, func() { outcome, err2 = s.reply(t, "m") })
+		both(func() { _, err1 = provider.ClaimTasks(s.ctx, s.tasks, s.query("k"), terms) }, func() { outcome, err2 = s.reply(t, "m") })
 		now, err3 := s.stored(t)
 		ok := outcome == provider.AnswerTaken && now.State["paid"].By == "m" && (now.Status == provider.TaskPending || now.Status == provider.TaskClaimed)
 		return wrong(ok, "answer "+string(outcome), now, err1, err2, err3)
@@ -325,7 +325,7 @@ func raceClaimers(s *stage) {
 		r := rand.New(rand.NewPCG(uint64(i), 0))
 		q := s.query("k0", "k1", "k2")
 		for empty := 0; empty < 3; {
-			got, err := s.claimTasks(s.ctx, s.tasks, q, claim.Terms{Lease: lease, Limit: 1 + r.IntN(20)})
+			got, err := provider.ClaimTasks(s.ctx, s.tasks, q, claim.Terms{Lease: lease, Limit: 1 + r.IntN(20)})
 			if empty++; len(got) > 0 {
 				empty = 0
 			}

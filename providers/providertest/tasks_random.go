@@ -123,7 +123,7 @@ func (p *taskPlayer) claim() {
 	}
 	t := claim.Terms{Holder: "h", Token: claim.NewToken(), Lease: pick(p.r, 3*time.Hour, 6*time.Hour), Limit: 100}
 	p.note("claim %v alone %t by %.8s for %s", q.Kinds, q.Alone, t.Token, t.Lease)
-	got, err := p.claimTasks(p.ctx, p.tasks, q, t)
+	got, err := provider.ClaimTasks(p.ctx, p.tasks, q, t)
 	p.fine("claim", err)
 	due := p.m.due(q)
 	if q.Alone {

@@ -128,7 +128,7 @@ func taskClaimedFresh(s *stage) {
 	s.addTasks(s.draftTask("call"))
 	was := s.task("call")
 	t := claim.Terms{Holder: `o'hara "host"/77`, Token: claim.NewToken(), Lease: 90 * time.Minute, Limit: 10}
-	taken, err := s.claimTasks(s.ctx, s.tasks, s.query("call"), t)
+	taken, err := provider.ClaimTasks(s.ctx, s.tasks, s.query("call"), t)
 	s.ok(err, "claim")
 	same(s, "ids of the claim", taskIDs(taken), []string{s.id("call")})
 	want := was

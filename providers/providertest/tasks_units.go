@@ -94,7 +94,6 @@ func taskReopened(s *stage) {
 	s.apply(s.begun("waits"), wait("paid", 1, time.Hour))
 	was := s.listTasks(provider.TaskFilter{IDs: s.ids("a", "b", "waits")})
 	again := s.reopen()
-	again.claimTasks = s.claimTasks
 	same(s, "the tasks", again.listTasks(provider.TaskFilter{IDs: s.ids("a", "b", "waits")}), was)
 	again.openTasks("g", 2)
 	same(s, "open after a finish through another handle", again.finish(t).Open, 1)

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -59,19 +58,6 @@ func taskSuspectsAlone(s *stage) {
 	same(s, "suspects of the next claim", len(second), 1)
 	s.require(first[0].ID != second[0].ID, "another suspect is claimed: %s, %s", first[0].ID, second[0].ID)
 	same(s, "suspects of a third claim", len(s.claimAll(alone, 10)), 0)
-
-	// a suspect that was read as a candidate by a claim of many is not taken by it
-	s.begun("c")
-	s.vanish()
-	s.take("c")
-	s.vanish()
-	found, err := s.tasks.TaskCandidates(s.ctx, s.query("c"), 10)
-	s.ok(err, "read candidates")
-	same(s, "candidates", taskIDs(found), s.ids("c"))
-	_, ok, err := s.tasks.TakeTask(s.ctx, found[0], s.query("c"), claim.Terms{Token: claim.NewToken(), Lease: lease, Limit: 1})
-	s.ok(err, "take a task")
-	now := s.task("c")
-	same(s, "a task that has vanished twice", []any{ok, now.Status, now.Suspect}, []any{false, provider.TaskFailed, true})
 }
 
 func taskStaysSuspect(s *stage) {

@@ -100,7 +100,7 @@ func transactConflicts(s *stage) {
 }
 
 func transactWakes(s *stage) {
-	waker, ok := s.db.(provider.Waker)
+	waker, ok := s.store.(provider.Waker)
 	if !ok {
 		s.Log("this provider is not a provider.Waker")
 		return

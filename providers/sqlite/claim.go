@@ -88,15 +88,6 @@ order by o.id limit ?1`
 order by o.id`
 )
 
-// EntryCandidates implements provider.Outbox.
-func (d *Provider) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]provider.Entry, error) {
-	if err := provider.CheckQuery(q); err != nil {
-		return nil, fmt.Errorf("read candidates: %w", err)
-	}
-	entries, err := candidatesOf(ctx, d.reads, q, limit)
-	return result(entries, "read candidates", err)
-}
-
 func candidatesOf(ctx context.Context, from querier, q provider.EntryQuery, limit int) ([]provider.Entry, error) {
 	ordered, near, unordered := candidates, candidatesNear, candidatesUnordered
 	if len(q.Topics) > 0 || len(q.Except) > 0 {
@@ -163,21 +154,6 @@ where id = ?1 and open = 1 and status = ?2 and attempts = ?3 and token is ?4
 returning status, attempts, suspect, next_attempt_at, last_attempt_at`
 )
 
-// TakeEntry implements provider.Outbox.
-func (d *Provider) TakeEntry(ctx context.Context, e provider.Entry, q provider.EntryQuery, t claim.Terms) (taken provider.Entry, ok bool, err error) {
-	if t, err = t.WithDefaults(); err != nil {
-		return e, false, err
-	}
-	err = d.writeTx(ctx, func(u *unit) error {
-		taken, ok, err = u.take(ctx, e, q, t)
-		return err
-	})
-	if err != nil {
-		return e, false, fmt.Errorf("take entry %d: %w", e.Seq, err)
-	}
-	return taken, ok, nil
-}
-
 func (s session) take(ctx context.Context, e provider.Entry, q provider.EntryQuery, t claim.Terms) (provider.Entry, bool, error) {
 	query := takeEntry
 	if q.Unordered {
@@ -198,7 +174,7 @@ func (s session) take(ctx context.Context, e provider.Entry, q provider.EntryQue
 	return e, true, nil
 }
 
-// ClaimEntries implements provider.BatchClaimer: the portable claim, with all takes in one
+// ClaimEntries implements provider.Outbox: the portable claim, with all takes in one
 // transaction. It reads the candidates before the transaction begins, because each take checks
 // its entry again. So writers do not wait for the reading, and an idle relay takes no write lock.
 func (d *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) (taken []provider.Entry, err error) {
@@ -208,9 +184,15 @@ func (d *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t cl
 	if err = d.notInside(ctx); err != nil { // also if there is nothing to claim
 		return nil, fmt.Errorf("claim entries: %w", err)
 	}
-	read, err := d.EntryCandidates(ctx, q, t.Limit)
-	if err != nil || len(read) == 0 {
-		return nil, err
+	if err = provider.CheckQuery(q); err != nil {
+		return nil, fmt.Errorf("claim entries: %w", err)
+	}
+	read, err := candidatesOf(ctx, d.reads, q, t.Limit)
+	if err != nil {
+		return nil, fmt.Errorf("read candidates: %w", err)
+	}
+	if len(read) == 0 {
+		return nil, nil
 	}
 	err = d.writeTx(ctx, func(u *unit) error {
 		taken, err = u.claim(ctx, q, t, func(context.Context, int) ([]provider.Entry, error) { return read, nil })

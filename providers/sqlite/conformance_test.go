@@ -16,7 +16,7 @@ import (
 
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	providertest.All(t, func(t testing.TB, o providertest.Options) providertest.Fixture[*sql.Tx] {
+	providertest.All(t, providertest.TierOperations, func(t testing.TB, o providertest.Options) providertest.Fixture[*sql.Tx] {
 		path := migrated(t)
 		return fixture(t, path, o)
 	})

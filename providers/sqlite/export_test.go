@@ -5,9 +5,48 @@ import (
 	"database/sql"
 	"fmt"
 
+	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/provider"
 	"modernc.org/sqlite"
 )
+
+// EntryCandidates and TakeEntry are the steps of ClaimEntries.
+func (d *Provider) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]provider.Entry, error) {
+	if err := provider.CheckQuery(q); err != nil {
+		return nil, fmt.Errorf("read candidates: %w", err)
+	}
+	entries, err := candidatesOf(ctx, d.reads, q, limit)
+	return result(entries, "read candidates", err)
+}
+
+func (d *Provider) TakeEntry(ctx context.Context, e provider.Entry, q provider.EntryQuery, t claim.Terms) (taken provider.Entry, ok bool, err error) {
+	if t, err = t.WithDefaults(); err != nil {
+		return e, false, err
+	}
+	err = d.writeTx(ctx, func(u *unit) error {
+		taken, ok, err = u.take(ctx, e, q, t)
+		return err
+	})
+	if err != nil {
+		return e, false, fmt.Errorf("take entry %d: %w", e.Seq, err)
+	}
+	return taken, ok, nil
+}
+
+// TakeTask is a step of ClaimTasks.
+func (d *Provider) TakeTask(ctx context.Context, c provider.Task, q provider.TaskQuery, t claim.Terms) (taken provider.Task, ok bool, err error) {
+	if t, err = t.WithDefaults(); err != nil {
+		return c, false, err
+	}
+	err = d.writeTx(ctx, func(u *unit) error {
+		taken, ok, err = u.takeTask(ctx, c, q, t, nil)
+		return err
+	})
+	if err != nil {
+		return c, false, fmt.Errorf("take task %s: %w", c.ID, err)
+	}
+	return taken, ok, nil
+}
 
 // DryRun is a dry run of tx, a transaction of conn.
 type DryRun struct {

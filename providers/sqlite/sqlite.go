@@ -177,7 +177,6 @@ var (
 	_ provider.LogWaker          = (*DB)(nil)
 	_ outbox.Enqueuer            = (*Tx)(nil)
 	_ provider.Outbox            = (*DB)(nil)
-	_ provider.BatchClaimer      = (*DB)(nil)
 	_ provider.EntryMaintainer   = (*DB)(nil)
 	_ outbox.Inspector           = (*DB)(nil)
 	_ provider.Waker             = (*DB)(nil)
@@ -186,7 +185,6 @@ var (
 	_ provider.Provider[*sql.Tx] = (*DB)(nil)
 
 	_ provider.TaskProvider[*sql.Tx] = (*DB)(nil)
-	_ provider.TaskBatchClaimer      = (*DB)(nil)
 	_ provider.TaskInspector         = (*DB)(nil)
 	_ provider.TaskWaker             = (*DB)(nil)
 	_ provider.Operations            = (*DB)(nil)

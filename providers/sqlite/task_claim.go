@@ -81,21 +81,6 @@ where id = ?1`
 
 const readClock = `select ` + clock
 
-// TakeTask implements provider.Tasks.
-func (d *Provider) TakeTask(ctx context.Context, c provider.Task, q provider.TaskQuery, t claim.Terms) (taken provider.Task, ok bool, err error) {
-	if t, err = t.WithDefaults(); err != nil {
-		return c, false, err
-	}
-	err = d.writeTx(ctx, func(u *unit) error {
-		taken, ok, err = u.takeTask(ctx, c, q, t, nil)
-		return err
-	})
-	if err != nil {
-		return c, false, fmt.Errorf("take task %s: %w", c.ID, err)
-	}
-	return taken, ok, nil
-}
-
 // takeTask claims c at a time (int64), or now (nil). It abandons a task whose state is malformed,
 // because every claim would find the task again.
 func (s session) takeTask(ctx context.Context, c provider.Task, q provider.TaskQuery, t claim.Terms, at any) (taken provider.Task, ok bool, err error) {
@@ -132,7 +117,7 @@ func (s session) takeTask(ctx context.Context, c provider.Task, q provider.TaskQ
 	return taken, true, nil
 }
 
-// ClaimTasks implements provider.TaskBatchClaimer, as ClaimEntries does: it reads the candidates
+// ClaimTasks implements provider.Tasks, as ClaimEntries does: it reads the candidates
 // before the transaction begins, so that an idle worker takes no write lock.
 func (d *Provider) ClaimTasks(ctx context.Context, q provider.TaskQuery, t claim.Terms) (taken []provider.Task, err error) {
 	if t, err = t.WithDefaults(); err != nil {

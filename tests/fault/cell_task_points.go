@@ -37,12 +37,9 @@ func runTaskPoints(r *run) {
 	r.must(err)
 	o := r.systems()
 	var workers []*process
-	for i := range 3 {
+	for range 3 {
 		workers = append(workers, r.worker(o, "shop", func(s *settings) {
 			s.More["audit"], s.More["steps"], s.More["operates"] = "yes", "1", "yes"
-			if i == 1 {
-				s.More["portable"] = "yes"
-			}
 		}))
 	}
 	round, n := 0, 0
@@ -53,36 +50,19 @@ func runTaskPoints(r *run) {
 		}
 		for begin, first := time.Now(), round; round == first || time.Since(begin) < r.span; round++ {
 			todo := make(chan todoPoint, 2*len(points))
-			portably, atOnce := make(chan todoPoint, 2*len(points)), make(chan todoPoint, 2*len(points)) // ways to claim
 			for _, point := range points {
 				first, _, _ := strings.Cut(point, ":")
 				if !isTaskPoint(point) && !slices.Contains(workersToo, first) {
 					continue
 				}
-				to := todo
-				switch first {
-				case "take task":
-					to = portably
-				case "claim tasks":
-					to = atOnce
-				}
-				to <- todoPoint{point, false}
+				todo <- todoPoint{point, false}
 				if !r.suite.short || slices.Contains(stopsShort, first) {
-					to <- todoPoint{point, true}
+					todo <- todoPoint{point, true}
 				}
 			}
 			var all sync.WaitGroup
-			for i, p := range workers {
-				all.Go(func() {
-					r.guard(func() {
-						if i == 1 {
-							visitPoints(r, p, portably, round)
-						} else {
-							visitPoints(r, p, atOnce, round)
-						}
-						visitPoints(r, p, todo, round)
-					})
-				})
+			for _, p := range workers {
+				all.Go(func() { r.guard(func() { visitPoints(r, p, todo, round) }) })
 			}
 			all.Wait()
 		}

@@ -12,7 +12,6 @@ import (
 	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/task"
 )
@@ -20,13 +19,6 @@ import (
 // programs are what a worker can run, by the name in More["program"].
 var programs = map[string]func(w *work) []task.Kind[pgx.Tx]{
 	"shop": (*work).shop, "bank": (*work).bank, "people": (*work).people, "code": (*work).code, "killers": (*work).killers, "crowd": (*work).crowd,
-}
-
-// portable hides that the provider claims in one statement.
-type portable struct {
-	provider.TaskProvider[pgx.Tx]
-	provider.ReadyChecker
-	provider.TaskInspector
 }
 
 // labor runs a worker.
@@ -47,11 +39,7 @@ func (w *work) labor(ctx context.Context) error {
 	if w.More["audit"] != "" {
 		cfg.Audit = sink{w}
 	}
-	var db provider.TaskProvider[pgx.Tx] = w.db
-	if w.More["portable"] != "" {
-		db = portable{w.db, w.db, w.db}
-	}
-	worker, err := task.NewWorker(db, cfg, programs[w.More["program"]](w)...)
+	worker, err := task.NewWorker(w.db, cfg, programs[w.More["program"]](w)...)
 	if err != nil {
 		return err
 	}

@@ -36,7 +36,7 @@ func (o *watchedOutbox) hold(until time.Time, more, less []int64) {
 	o.w.status.set(wordOpen, int64(len(o.held)))
 }
 
-// ClaimEntries implements provider.BatchClaimer.
+// ClaimEntries implements provider.Outbox.
 func (o *watchedOutbox) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]outbox.Entry, error) {
 	asked, until := machineTime(), time.Now().Add(t.Lease)
 	entries, err := o.DB.ClaimEntries(ctx, q, t)

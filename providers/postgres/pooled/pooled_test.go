@@ -55,7 +55,7 @@ func TestConformanceThroughAPooler(t *testing.T) {
 				return pgconform.Fixture(t, open(t, o), o)
 			}
 			if i == 0 || longtest.On() {
-				providertest.All(t, fixture)
+				providertest.All(t, providertest.TierOperations, fixture)
 				return
 			}
 			t.Run("EventStore", func(t *testing.T) { providertest.EventStore(t, fixture) })

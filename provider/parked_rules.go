@@ -1,0 +1,114 @@
+package provider
+
+import (
+	"slices"
+	"time"
+)
+
+// The functions of this file are the rules of parked messages and generations for stores that apply them
+// row by row, in a transaction. now is the store's time.
+
+// Selects reports whether f selects p, apart from f.After and f.Limit.
+func (f *ParkedFilter) Selects(p *Parked) bool {
+	return slices.Contains(f.InStates(), p.State) &&
+		(f.Projector == "" || p.Projector == f.Projector) &&
+		(f.Generation == 0 || p.Generation == f.Generation) &&
+		(f.Handler == "" || p.Handler == f.Handler) &&
+		(f.Key == "" || p.Key == f.Key) &&
+		(f.Class == nil || p.Class == *f.Class) &&
+		(f.Code == "" || p.Code == f.Code) &&
+		(f.Types == nil || slices.Contains(f.Types, p.Type)) &&
+		(f.Seqs == nil || slices.Contains(f.Seqs, p.Seq))
+}
+
+// Wait makes p a message that may be tried after this time from now, once it is the first of its lane. If
+// after is negative, it is stuck.
+func (p *Parked) Wait(after time.Duration, now time.Time) {
+	if p.State, p.DueAt = StateWaiting, now.Add(after); after < 0 {
+		p.State, p.DueAt = StateStuck, time.Time{}
+	}
+}
+
+// Fail gives p what a unit has set in an Aside.
+func (p *Parked) Fail(as Parked) {
+	p.Class, p.Code, p.Error, p.Attempts, p.Handler, p.Version = as.Class, as.Code, as.Error, as.Attempts, as.Handler, as.Version
+	if len(as.Handlers) > 0 {
+		p.Handlers = slices.Clone(as.Handlers)
+	}
+}
+
+// AddHandlers adds the handlers of a delivery to those of the same message, which is parked.
+func (p *Parked) AddHandlers(handlers []string) {
+	isThere := func(handler string) bool { return slices.Contains(p.Handlers, handler) }
+	p.Handlers = slices.Concat(p.Handlers, slices.DeleteFunc(slices.Clone(handlers), isThere))
+}
+
+// Facts are what a store knows about the message of a Question.
+type Facts struct {
+	Parked     *Parked // the message, if it is parked or skipped
+	First      *Parked // the first message of its lane
+	Checkpoint Checkpoint
+	// Marked reports whether a handler has a marker of the message.
+	Marked func(handler string) bool
+	// Pruned returns the time up to which markers of a handler may have been deleted.
+	Pruned func(handler string) time.Time
+}
+
+// Outcome returns the answer.
+func (q *Question) Outcome(f Facts) Outcome {
+	names := q.Names()
+	if p := f.Parked; p != nil {
+		isAsked := func(handler string) bool { return slices.Contains(names, handler) }
+		switch {
+		case len(p.Handlers) > 0 && !slices.ContainsFunc(p.Handlers, isAsked): // parked for other handlers
+		case p.State == StateSkipped:
+			return OutcomeSkipped
+		case p.State == StateStuck, f.First.State == StateStuck:
+			return OutcomeStuck
+		default:
+			return OutcomeWaiting
+		}
+	}
+	isPlaced := q.Position > 0 && f.Checkpoint.Mode != 0
+	if isPlaced && q.Position <= f.Checkpoint.Place.Position || slices.ContainsFunc(names, f.Marked) {
+		return OutcomeApplied
+	}
+	recorded, _ := StoredTime(q.RecordedAt)
+	for _, name := range names {
+		if !isPlaced && !recorded.IsZero() && !recorded.After(f.Pruned(name)) {
+			return OutcomePruned
+		}
+	}
+	return OutcomeUnseen
+}
+
+// Replaces returns g as SetGeneration stores it in the place of was, which is zero if there is none. Its
+// revision was compared (CanSet).
+func (g Generation) Replaces(was Generation, now time.Time) Generation {
+	if g.CreatedAt, g.ChangedAt = was.CreatedAt, was.ChangedAt; was.Revision == 0 {
+		g.CreatedAt = now
+	}
+	if g.State != was.State {
+		g.ChangedAt = now
+	}
+	if g.Revision++; len(g.Data) == 0 {
+		g.Data = []byte("{}")
+	}
+	return g
+}
+
+// Becomes returns the checkpoint of a generation that gets a new state, and whether it changes.
+func (c Checkpoint) Becomes(state GenerationState) (_ Checkpoint, changes bool) {
+	switch {
+	case state == GenerationStandby && c.Mode != 0:
+		c.Mode, c.Token, c.Segments = ModeCatchUp, [16]byte{}, slices.Clone(c.Segments)
+		for i := range c.Segments {
+			c.Segments[i].Token = [16]byte{}
+		}
+		return c, true
+	case state == GenerationRetired:
+		c.Mode = ModeEnded
+		return c, true
+	}
+	return c, false
+}
