@@ -17,7 +17,11 @@ type Decision = provider.Decision
 // Acts returns the acts that f selects, the newest first: what operators did with entries, what they
 // paused and resumed, and requests. Decisions about parked messages, tasks and generations are in these.
 func (a *Admin) Acts(ctx context.Context, f provider.ActFilter) ([]provider.Act, error) {
-	return a.store.Acts(ctx, f)
+	o, err := a.Operations()
+	if err != nil {
+		return nil, err
+	}
+	return o.Acts(ctx, f)
 }
 
 // Requeue does what Inspector.Requeue of the outbox does, and records it.
@@ -40,18 +44,25 @@ func (a *Admin) decideEntries(ctx context.Context, verb string, f outbox.Filter,
 }
 
 // decide stores the act before it is carried out, so that no change is without a record. The number of
-// changed rows, or the error, is added to the record.
+// changed rows, or the error, is added to the record. A store without operations records nothing.
 func (a *Admin) decide(ctx context.Context, act provider.Act, detail any, do func() (int, error)) (_ int, err error) {
+	o, err := a.Operations()
+	if err != nil {
+		if err := act.Decision.Validate(); err != nil {
+			return 0, err
+		}
+		return do()
+	}
 	act.State = provider.ActRequested
 	if act.Detail, err = json.Marshal(detail); err != nil {
 		return 0, err
 	}
-	id, err := a.store.AddAct(ctx, act)
+	id, err := o.AddAct(ctx, act)
 	if err != nil {
 		return 0, err
 	}
 	const holder, lease = "admin", time.Minute
-	if _, err := a.store.TakeAct(ctx, id, holder, lease); err != nil {
+	if _, err := o.TakeAct(ctx, id, holder, lease); err != nil {
 		return 0, err
 	}
 	n, err := do()
@@ -62,7 +73,7 @@ func (a *Admin) decide(ctx context.Context, act provider.Act, detail any, do fun
 	}
 	record, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	if _, unrecorded := a.store.ChangeAct(record, id, holder, change, lease); err == nil && unrecorded != nil {
+	if _, unrecorded := o.ChangeAct(record, id, holder, change, lease); err == nil && unrecorded != nil {
 		err = fmt.Errorf("%d rows were changed, and their number was not recorded: %w", n, unrecorded)
 	}
 	return n, err
@@ -87,9 +98,22 @@ func filterOf(f outbox.Filter) entryFilter {
 	return e
 }
 
+// Parked returns the parked messages that f selects, in order of Seq.
+func (a *Admin) Parked(ctx context.Context, f projector.ParkedFilter) ([]projector.Parked, error) {
+	p, err := a.Projectors()
+	if err != nil {
+		return nil, err
+	}
+	return p.Parked(ctx, f)
+}
+
 // Replay is projector.Replay.
 func (a *Admin) Replay(ctx context.Context, f projector.ParkedFilter, d Decision) (int, error) {
-	return projector.Replay(ctx, a.store, f, d)
+	p, err := a.Projectors()
+	if err != nil {
+		return 0, err
+	}
+	return projector.Replay(ctx, p, f, d)
 }
 
 // SkipParked is projector.Skip. It cannot be undone.
@@ -98,7 +122,11 @@ func (a *Admin) SkipParked(ctx context.Context, f projector.ParkedFilter, d Deci
 	if f.Projector == "" && f.Seqs == nil && f.Key == "" {
 		return 0, fmt.Errorf("%w: filter: select messages by Projector, Key or Seqs", provider.ErrInput)
 	}
-	return projector.Skip(ctx, a.store, f, d)
+	p, err := a.Projectors()
+	if err != nil {
+		return 0, err
+	}
+	return projector.Skip(ctx, p, f, d)
 }
 
 // Pause pauses a projector (provider.PauseProjector) or a topic (provider.PauseTopic). Runners and relays
@@ -109,22 +137,38 @@ func (a *Admin) SkipParked(ctx context.Context, f projector.ParkedFilter, d Deci
 //     (projector.Subscribe) therefore apply nothing of its topics to the others either.
 //   - Relays claim no entries of a paused topic. These wait, in order.
 func (a *Admin) Pause(ctx context.Context, kind, name string, d Decision) (bool, error) {
-	return a.store.SetPause(ctx, provider.Pause{Kind: kind, Name: name, Decision: d}, true)
+	return a.setPause(ctx, provider.Pause{Kind: kind, Name: name, Decision: d}, true)
 }
 
 // Resume ends a pause. It returns false if there is none.
 func (a *Admin) Resume(ctx context.Context, kind, name string, d Decision) (bool, error) {
-	return a.store.SetPause(ctx, provider.Pause{Kind: kind, Name: name, Decision: d}, false)
+	return a.setPause(ctx, provider.Pause{Kind: kind, Name: name, Decision: d}, false)
+}
+
+func (a *Admin) setPause(ctx context.Context, p provider.Pause, paused bool) (bool, error) {
+	o, err := a.Operations()
+	if err != nil {
+		return false, err
+	}
+	return o.SetPause(ctx, p, paused)
 }
 
 // Rebuild is projector.RequestRebuild: a running runner of the projector takes the request up.
 func (a *Admin) Rebuild(ctx context.Context, name string, r projector.Rebuild) (generation int, err error) {
-	return projector.RequestRebuild(ctx, a.store, name, r)
+	p, err := a.Projectors()
+	if err != nil {
+		return 0, err
+	}
+	return projector.RequestRebuild(ctx, p, name, r)
 }
 
 // Control is projector.Control: it pauses, resumes, cancels, promotes and drops generations.
 func (a *Admin) Control(ctx context.Context, name string, generation int, action projector.GenerationAction, d Decision) error {
-	return projector.Control(ctx, a.store, name, generation, action, d)
+	p, err := a.Projectors()
+	if err != nil {
+		return err
+	}
+	return projector.Control(ctx, p, name, generation, action, d)
 }
 
 // DryRun requests a dry run of the parked messages that f selects, at most f.Limit (zero means 100), and
@@ -146,17 +190,25 @@ func (a *Admin) request(ctx context.Context, verb, name string, detail any, d De
 	if name == "" {
 		return 0, fmt.Errorf("%w: the projector is missing: name it", provider.ErrInput)
 	}
+	o, err := a.Operations()
+	if err != nil {
+		return 0, err
+	}
 	text, err := json.Marshal(detail)
 	if err != nil {
 		return 0, err
 	}
-	return a.store.AddAct(ctx, provider.Act{Verb: verb, Kind: provider.PauseProjector, Name: name, Decision: d, Detail: text, State: provider.ActRequested})
+	return o.AddAct(ctx, provider.Act{Verb: verb, Kind: provider.PauseProjector, Name: name, Decision: d, Detail: text, State: provider.ActRequested})
 }
 
 // Cancel cancels a request that is not over. The runner that has taken it up stops within about a second.
 // It returns false if the request is over.
 func (a *Admin) Cancel(ctx context.Context, request int64, d Decision) (bool, error) {
-	return a.store.CancelAct(ctx, request, d)
+	o, err := a.Operations()
+	if err != nil {
+		return false, err
+	}
+	return o.CancelAct(ctx, request, d)
 }
 
 // awaitEvery is the interval between two looks at a request.
@@ -166,7 +218,7 @@ const awaitEvery = 200 * time.Millisecond
 // state that it sees. When ctx ends, it returns the last state and the error of ctx: the request goes on.
 func (a *Admin) Await(ctx context.Context, request int64, progress func(provider.Act)) (last provider.Act, err error) {
 	for {
-		found, err := a.store.Acts(ctx, provider.ActFilter{IDs: []int64{request}})
+		found, err := a.Acts(ctx, provider.ActFilter{IDs: []int64{request}})
 		switch {
 		case err != nil:
 			return last, err

@@ -16,7 +16,8 @@ import (
 
 // Doctor returns what is wrong, the most urgent first. A healthy service has no findings. It changes
 // nothing. If a projector lags, it looks twice, limits.Watch apart. If a finding has Blocks, such as that of
-// a database that is not migrated, other checks are left out.
+// a database that is not migrated, other checks are left out. What concerns a part of the store that is Missing
+// is not checked: without operations, only entries, parked messages and lags are.
 func (a *Admin) Doctor(ctx context.Context, limits provider.DiagnosisLimits) ([]provider.Finding, error) {
 	found, err := a.doctor(ctx, limits.WithDefaults())
 	if err != nil {
@@ -63,7 +64,11 @@ func (a *Admin) doctor(ctx context.Context, l provider.DiagnosisLimits) (found [
 }
 
 func (a *Admin) findSchema(ctx context.Context) ([]provider.Finding, error) {
-	is, known, err := a.store.SchemaVersion(ctx)
+	o, err := a.Operations()
+	if err != nil { // a store without them has no version
+		return nil, nil //nolint:nilerr // that is no finding: see Missing
+	}
+	is, known, err := o.SchemaVersion(ctx)
 	f := provider.Finding{Check: provider.FindingSchema, Blocks: true, Facts: facts("database", fmt.Sprint(is), "program", fmt.Sprint(known))}
 	switch {
 	case err != nil || is == known:

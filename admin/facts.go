@@ -33,6 +33,10 @@ type Facts struct {
 	Waits      []provider.Wait          `json:"waits"`    // who waits for whom
 	Pauses     []provider.Pause         `json:"pauses"`   // by persons
 	Requests   []provider.Act           `json:"requests"` // that are not over
+	// Missing are the parts that the store does not have: see Admin.Missing. What they would show is empty.
+	// Without "operations", At is the time of this machine, Outbox has no holders, and Projectors are those of
+	// generations, markers, parked messages and readers.
+	Missing []string `json:"missing,omitempty"`
 
 	stuck    []provider.StuckLane
 	inFlight map[string]int64
@@ -90,25 +94,31 @@ func (a *Admin) Facts(ctx context.Context) (*Facts, error) {
 }
 
 func (a *Admin) facts(ctx context.Context) (*Facts, error) {
-	s, err := a.store.Survey(ctx, countLimit)
+	s, err := a.Survey(ctx, countLimit)
 	if err != nil {
 		return nil, err
 	}
 	f := &Facts{
 		At: s.Now, Outbox: s.Entries, Tasks: s.Tasks, DueTasks: s.DueTasks, Services: s.Services, Leases: s.Leases, Waits: s.Waits,
 		Log:   Log{Head: s.Head.Position, HeadAt: s.Head.RecordedAt, Settled: s.Settled},
-		stuck: s.Stuck, inFlight: s.InFlight,
+		stuck: s.Stuck, inFlight: s.InFlight, Missing: a.Missing(),
 	}
 	for _, open := range s.Waiting {
 		f.Log.Waiting = append(f.Log.Waiting, open.String())
 	}
-	if f.Pauses, err = a.store.Pauses(ctx); err != nil {
-		return nil, err
+	if o, missing := a.Operations(); missing == nil {
+		if f.Pauses, err = o.Pauses(ctx); err != nil {
+			return nil, err
+		}
+		if f.Requests, err = o.Acts(ctx, provider.ActFilter{States: []provider.ActState{provider.ActRequested, provider.ActRunning}}); err != nil {
+			return nil, err
+		}
 	}
-	if f.Requests, err = a.Acts(ctx, provider.ActFilter{States: []provider.ActState{provider.ActRequested, provider.ActRunning}}); err != nil {
-		return nil, err
+	store, missing := a.Projectors()
+	if missing != nil {
+		return f, nil //nolint:nilerr // Facts.Missing says so
 	}
-	rows, err := a.store.Generations(ctx, "")
+	rows, err := store.Generations(ctx, "")
 	if err != nil {
 		return nil, err
 	}
@@ -120,7 +130,7 @@ func (a *Admin) facts(ctx context.Context) (*Facts, error) {
 	for i, b := range s.Builds {
 		p := f.projector(b, generations)
 		if p.OtherLog = b.Checkpoint.Lineage != "" && b.Checkpoint.Lineage != id.Lineage; !p.OtherLog && i < listed {
-			if err := a.lag(ctx, &p, b, s); err != nil {
+			if err := a.lag(ctx, store, &p, b, s); err != nil {
 				return nil, err
 			}
 		}
@@ -146,7 +156,7 @@ func (f *Facts) projector(b provider.SurveyedBuild, generations []projector.Gene
 		}
 	}
 	for _, l := range f.Leases {
-		if l.Name == "reader/"+b.String() && l.ExpiresAt.After(f.At) {
+		if l.Name == readerLease+b.String() && l.ExpiresAt.After(f.At) {
 			p.Reader = l.Holder
 		}
 	}
@@ -201,7 +211,7 @@ func modeOf(m provider.Mode) string {
 }
 
 // lag counts the events that a generation has neither applied nor parked, of the next thousand.
-func (a *Admin) lag(ctx context.Context, p *Projector, b provider.SurveyedBuild, s provider.Survey) error {
+func (a *Admin) lag(ctx context.Context, store Projectors, p *Projector, b provider.SurveyedBuild, s provider.Survey) error {
 	c := b.Checkpoint
 	if c.Mode == 0 || len(c.Handlers) == 0 || c.Place.Position >= s.Head.Position {
 		return nil
@@ -218,7 +228,7 @@ func (a *Admin) lag(ctx context.Context, p *Projector, b provider.SurveyedBuild,
 	if err != nil {
 		return err
 	}
-	open, err := a.unapplied(ctx, b.Build, page.Events, takers)
+	open, err := unapplied(ctx, store, b.Build, page.Events, takers)
 	if err != nil {
 		return err
 	}
@@ -229,7 +239,7 @@ func (a *Admin) lag(ctx context.Context, p *Projector, b provider.SurveyedBuild,
 	return nil
 }
 
-func (a *Admin) unapplied(ctx context.Context, b provider.Build, events []eventstore.Raw, takers map[string][]provider.Began) (open []eventstore.Raw, err error) {
+func unapplied(ctx context.Context, store Projectors, b provider.Build, events []eventstore.Raw, takers map[string][]provider.Began) (open []eventstore.Raw, err error) {
 	var asked []provider.Message
 	var of []eventstore.Raw
 	for _, e := range events {
@@ -246,7 +256,7 @@ func (a *Admin) unapplied(ctx context.Context, b provider.Build, events []events
 	if len(asked) == 0 {
 		return nil, nil
 	}
-	is, err := a.store.Unapplied(ctx, b, asked)
+	is, err := store.Unapplied(ctx, b, asked)
 	for i := range is {
 		if is[i] {
 			open = append(open, of[i])
@@ -257,7 +267,11 @@ func (a *Admin) unapplied(ctx context.Context, b provider.Build, events []events
 
 // Failed returns why a generation of a projector was given up, also one that is retired; empty if it was not.
 func (a *Admin) Failed(ctx context.Context, name string, generation int) (string, error) {
-	rows, err := a.store.Generations(ctx, name)
+	p, err := a.Projectors()
+	if err != nil {
+		return "", err
+	}
+	rows, err := p.Generations(ctx, name)
 	if err != nil {
 		return "", err
 	}

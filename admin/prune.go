@@ -24,7 +24,11 @@ func (a *Admin) PruneEntries(ctx context.Context, keep outbox.EntryRetention, d 
 
 // MarkedHandlers returns the handlers that have markers, sorted.
 func (a *Admin) MarkedHandlers(ctx context.Context) ([]string, error) {
-	return a.store.MarkedHandlers(ctx)
+	p, err := a.Projectors()
+	if err != nil {
+		return nil, err
+	}
+	return p.MarkedHandlers(ctx)
 }
 
 // PruneMarkers is marker.Prune, recorded as an act: it deletes markers that are older than r.Window. They are
@@ -37,8 +41,11 @@ func (a *Admin) PruneMarkers(ctx context.Context, projector string, handlers []s
 	if (projector == "") == (len(handlers) == 0) {
 		return 0, fmt.Errorf("%w: name the projector, or its handlers", provider.ErrInput)
 	}
-	r, err := r.WithDefaults()
+	p, err := a.Projectors()
 	if err != nil {
+		return 0, err
+	}
+	if r, err = r.WithDefaults(); err != nil {
 		return 0, err
 	}
 	name := projector
@@ -48,7 +55,7 @@ func (a *Admin) PruneMarkers(ctx context.Context, projector string, handlers []s
 	return a.decide(ctx, provider.Act{Verb: "prune", Kind: "markers", Name: name, Decision: d}, map[string]string{"window": r.Window.String()},
 		func() (int, error) {
 			if projector != "" {
-				marked, err := a.store.MarkedHandlers(ctx)
+				marked, err := p.MarkedHandlers(ctx)
 				if err != nil {
 					return 0, err
 				}
@@ -58,7 +65,7 @@ func (a *Admin) PruneMarkers(ctx context.Context, projector string, handlers []s
 					}
 				}
 			}
-			return marker.Prune(ctx, a.store, r, projector, handlers...)
+			return marker.Prune(ctx, p, r, projector, handlers...)
 		})
 }
 
@@ -68,6 +75,10 @@ func (a *Admin) DropMarkers(ctx context.Context, handler string, d Decision) (in
 	if handler == "" {
 		return 0, fmt.Errorf("%w: the handler is missing: name it", provider.ErrInput)
 	}
+	p, err := a.Projectors()
+	if err != nil {
+		return 0, err
+	}
 	return a.decide(ctx, provider.Act{Verb: "drop", Kind: "markers", Name: handler, Decision: d}, struct{}{},
-		func() (int, error) { return marker.Drop(ctx, a.store, handler) })
+		func() (int, error) { return marker.Drop(ctx, p, handler) })
 }

@@ -258,7 +258,11 @@ func (h *Handler) requeueTasks(ctx context.Context, q *query, d provider.Decisio
 	if q.err != nil {
 		return "", q.err
 	}
-	n, err := h.store.RequeueTasks(ctx, f, d)
+	store, err := h.ops.Tasks()
+	if err != nil {
+		return "", err
+	}
+	n, err := store.RequeueTasks(ctx, f, d)
 	return said("tasks", "requeued-tasks", n), err
 }
 
@@ -267,7 +271,11 @@ func (h *Handler) cancelTasks(ctx context.Context, q *query, d provider.Decision
 	if !q.confirmed(single(taskValues(f))) {
 		return "", q.err
 	}
-	n, err := h.store.CancelTasks(ctx, f, d)
+	store, err := h.ops.Tasks()
+	if err != nil {
+		return "", err
+	}
+	n, err := store.CancelTasks(ctx, f, d)
 	return said("tasks", "canceled-tasks", n), err
 }
 
@@ -279,7 +287,11 @@ func (h *Handler) completeTask(ctx context.Context, q *query, d provider.Decisio
 	if !q.confirmed(id) {
 		return "", q.err
 	}
-	err := h.store.CompleteTask(ctx, id, result, d)
+	store, err := h.ops.Tasks()
+	if err != nil {
+		return "", err
+	}
+	err = store.CompleteTask(ctx, id, result, d)
 	return said("task", "completed", 0, "id", id), err
 }
 

@@ -19,7 +19,7 @@ func (h *Handler) overview(ctx context.Context, _ *query, v viewer) (*view, erro
 		return nil, err
 	}
 	p := &view{Title: "Overview"}
-	p.Live = append(p.Live, findingBlock(found, v))
+	p.Live = append(p.Live, h.findingBlock(found, v))
 	if slices.ContainsFunc(found, func(f provider.Finding) bool { return f.Blocks }) { // the rest needs the tables
 		return p, nil
 	}
@@ -60,6 +60,7 @@ func summary(f *admin.Facts) []field {
 		}
 		return one
 	}
+	const services = "Runners, relays, workers"
 	log := "empty"
 	if f.Log.Head > 0 {
 		log = fmt.Sprintf("position %s, recorded %s", digits(f.Log.Head), at(f.Log.HeadAt).Text)
@@ -70,11 +71,14 @@ func summary(f *admin.Facts) []field {
 		{"Outbox, abandoned or held", bad(stuck, link("outbox", "status", "abandoned"))},
 		{"Tasks that are not over", to(count(tasks), "./tasks")},
 		{"Tasks, abandoned", bad(abandoned, link("tasks", "status", "abandoned"))},
-		{"Runners, relays, workers", to(fmt.Sprintf("%d, %d, %d", alive["runner"], alive["relay"], alive["worker"]), "./services")},
+		{services, to(fmt.Sprintf("%d, %d, %d", alive["runner"], alive["relay"], alive["worker"]), "./services")},
 	}
 	if f.Log.Head == 0 {
 		all[0].Value = plain(log)
 	}
+	all = slices.DeleteFunc(all, func(one field) bool { // what the store does not keep
+		return strings.HasPrefix(one.Name, "Tasks") && slices.Contains(f.Missing, "tasks") || one.Name == services && slices.Contains(f.Missing, "operations")
+	})
 	if len(f.Log.Waiting) > 0 {
 		all = append(all, field{"Readers of the log wait for", to(strings.Join(f.Log.Waiting, ", "), "./services")})
 	}
@@ -88,11 +92,18 @@ var findingLinks = map[provider.Urgency]cell{
 	provider.FindingClock: to("Services", "./services"), provider.FindingAbandoned: to("Outbox", link("outbox", "status", "abandoned")),
 }
 
-func findingBlock(found []provider.Finding, v viewer) block {
-	if len(found) == 0 {
+func (h *Handler) findingBlock(found []provider.Finding, v viewer) block {
+	missing := h.ops.Missing()
+	if len(found) == 0 && len(missing) == 0 {
 		return block{Title: "Nothing is wrong", Note: "All checks have passed."}
 	}
 	b := block{Title: fmt.Sprintf("%d things are wrong", len(found))}
+	if len(missing) > 0 {
+		b.Note = "Not checked: the store keeps no " + strings.Join(missing, ", no ") + "."
+	}
+	if len(found) == 0 {
+		b.Title = "Nothing is found"
+	}
 	if len(found) == 1 {
 		b.Title = "One thing is wrong"
 	}
@@ -123,6 +134,9 @@ func findingBlock(found []provider.Finding, v viewer) block {
 func (h *Handler) services(ctx context.Context, _ *query, v viewer) (*view, error) {
 	f, err := h.facts(ctx)
 	if err != nil {
+		return nil, err
+	}
+	if _, err := h.ops.Operations(); err != nil {
 		return nil, err
 	}
 	services := &table{Label: "Services", Head: []string{"Kind", "Process", "State", "Version", "Started", "Seen", "Projectors", "Waits, since everything fails"}, Empty: "No service has reported in the last hour."}

@@ -179,6 +179,9 @@ func (h *Handler) read(r *http.Request, v viewer, read pageFunc) (*view, error) 
 	if q.err != nil {
 		return nil, q.err
 	}
+	if errors.Is(err, errors.ErrUnsupported) {
+		page, err = &view{Title: "Not here", Intro: sentence(err)}, nil
+	}
 	if err == nil {
 		page.Notice = noticeOf(q)
 		page.At = r.URL.Path
@@ -202,6 +205,12 @@ func (h *Handler) send(w http.ResponseWriter, status int, page *view, v viewer) 
 	_, _ = w.Write(text.Bytes()) // the reader may be gone
 }
 
+// sentence returns the error of a part that the store does not have: "The store keeps no tasks."
+func sentence(err error) string {
+	text := err.Error()
+	return strings.ToUpper(text[:1]) + text[1:] + "."
+}
+
 // problem is an error for the reader of a page.
 type problem struct {
 	status int
@@ -216,6 +225,8 @@ func problemOf(err error) problem {
 		return p
 	}
 	switch {
+	case errors.Is(err, errors.ErrUnsupported):
+		return problem{http.StatusNotImplemented, sentence(err) + " Nothing was changed."}
 	case errors.Is(err, eventstore.ErrInvalid), errors.Is(err, provider.ErrInput):
 		return problem{http.StatusBadRequest, "The request is not valid: an id or a text is too long, is not UTF-8, or a part is missing."}
 	case errors.Is(err, outbox.ErrStale):

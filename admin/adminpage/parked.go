@@ -73,7 +73,7 @@ func (h *Handler) parked(ctx context.Context, q *query, v viewer) (*view, error)
 	if q.err != nil {
 		return nil, q.err
 	}
-	found, err := h.store.Parked(ctx, f)
+	found, err := h.ops.Parked(ctx, f)
 	if err != nil {
 		return nil, err
 	}
@@ -150,7 +150,7 @@ func (h *Handler) message(ctx context.Context, q *query, v viewer) (*view, error
 	if q.err != nil {
 		return nil, q.err
 	}
-	found, err := h.store.Parked(ctx, projector.ParkedFilter{Seqs: []int64{seq}, Limit: 1, States: []projector.ParkedState{
+	found, err := h.ops.Parked(ctx, projector.ParkedFilter{Seqs: []int64{seq}, Limit: 1, States: []projector.ParkedState{
 		projector.StateWaiting, projector.StateStuck, projector.StateReplayed, projector.StateSkipped}})
 	if err != nil {
 		return nil, err

@@ -21,7 +21,11 @@ func (h *Handler) streamList(ctx context.Context, q *query, v viewer) (*view, er
 	if q.err != nil {
 		return nil, q.err
 	}
-	found, err := h.store.Streams(ctx, provider.StreamFilter{Category: category, After: after, Limit: rows})
+	o, err := h.ops.Operations()
+	if err != nil {
+		return nil, err
+	}
+	found, err := o.Streams(ctx, provider.StreamFilter{Category: category, After: after, Limit: rows})
 	if err != nil {
 		return nil, err
 	}
@@ -203,7 +207,7 @@ func (h *Handler) effectsOf(ctx context.Context, e eventstore.Raw, from int64) (
 func (h *Handler) readModelsOf(ctx context.Context, e eventstore.Raw) (block, error) {
 	t := &table{Label: "Read models", Head: []string{"Projector", "#Generation", "Handlers", "State"}, Empty: "No projector takes it."}
 	b := block{Title: "Read models", Table: t}
-	s, err := h.store.Survey(ctx, 1)
+	s, err := h.ops.Survey(ctx, 1)
 	if err != nil {
 		return b, err
 	}
@@ -237,7 +241,7 @@ func (h *Handler) readModelsOf(ctx context.Context, e eventstore.Raw) (block, er
 
 // effectOn returns whether a generation has applied an event.
 func (h *Handler) effectOn(ctx context.Context, b provider.Build, m provider.Message, e eventstore.Raw) (cell, error) {
-	parked, err := h.store.Parked(ctx, projector.ParkedFilter{Projector: b.Projector, Generation: b.Number(), Key: e.Stream, Limit: rows})
+	parked, err := h.ops.Parked(ctx, projector.ParkedFilter{Projector: b.Projector, Generation: b.Number(), Key: e.Stream, Limit: rows})
 	if err != nil {
 		return cell{}, err
 	}
@@ -246,7 +250,11 @@ func (h *Handler) effectOn(ctx context.Context, b provider.Build, m provider.Mes
 			return to("parked, "+p.State.String(), link("message", "seq", fmt.Sprint(p.Seq))).marked("bad"), nil
 		}
 	}
-	fresh, err := h.store.Unapplied(ctx, b, []provider.Message{m})
+	store, err := h.ops.Projectors()
+	if err != nil {
+		return cell{}, err
+	}
+	fresh, err := store.Unapplied(ctx, b, []provider.Message{m})
 	if err != nil {
 		return cell{}, err
 	}

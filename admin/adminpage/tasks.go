@@ -44,11 +44,15 @@ func (h *Handler) tasks(ctx context.Context, q *query, v viewer) (*view, error) 
 	if q.err != nil {
 		return nil, q.err
 	}
+	store, err := h.ops.Tasks()
+	if err != nil {
+		return nil, err
+	}
 	facts, err := h.facts(ctx)
 	if err != nil {
 		return nil, err
 	}
-	found, err := h.store.Tasks(ctx, f)
+	found, err := store.Tasks(ctx, f)
 	if err != nil {
 		return nil, err
 	}
@@ -94,14 +98,18 @@ func (h *Handler) task(ctx context.Context, q *query, v viewer) (*view, error) {
 	if q.err != nil {
 		return nil, q.err
 	}
-	found, err := h.store.Tasks(ctx, task.Filter{IDs: []string{id}, Limit: 1})
+	store, err := h.ops.Tasks()
+	if err != nil {
+		return nil, err
+	}
+	found, err := store.Tasks(ctx, task.Filter{IDs: []string{id}, Limit: 1})
 	if err != nil {
 		return nil, err
 	}
 	if len(found) == 0 {
 		return nil, problem{404, "No task has this id. It may be over and deleted."}
 	}
-	trail, err := h.store.TaskTrail(ctx, id)
+	trail, err := store.TaskTrail(ctx, id)
 	if err != nil {
 		return nil, err
 	}

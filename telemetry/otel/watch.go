@@ -110,7 +110,8 @@ func (w *watch) query(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, w.t.cfg.Timeout)
 	defer cancel()
 	w.values = nil
-	if store, ok := w.store.(admin.Store); ok {
+	store, isStore := w.store.(admin.Store)
+	if _, ok := w.store.(provider.Operations); ok && isStore {
 		w.facts(ctx, store)
 		return
 	}

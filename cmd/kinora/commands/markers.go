@@ -83,6 +83,9 @@ func (c *markersPruneCmd) Run(ctx context.Context, app *App) error {
 	}
 	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
 		n, err := ops.PruneMarkers(ctx, c.Projector, c.Handler, marker.Retention{Horizon: c.Horizon, Window: c.Window}, c.decision.decision())
+		if err == nil {
+			app.noteUnrecorded(ops)
+		}
 		return app.deleted(n, err)
 	})
 }
@@ -99,6 +102,9 @@ func (c *markersDropCmd) Run(ctx context.Context, app *App) error {
 	}
 	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
 		n, err := ops.DropMarkers(ctx, c.Handler, c.decision.decision())
+		if err == nil {
+			app.noteUnrecorded(ops)
+		}
 		return app.deleted(n, err)
 	})
 }

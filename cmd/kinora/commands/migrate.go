@@ -19,11 +19,11 @@ type migrateUpCmd struct{}
 // Run migrates.
 func (c *migrateUpCmd) Run(ctx context.Context, app *App) error {
 	app.create = true
-	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
+	return app.with(ctx, func(s *Session, ops *admin.Admin) error {
 		if err := s.Migrate(ctx); err != nil {
 			return err
 		}
-		return printVersion(ctx, app, s)
+		return printVersion(ctx, app, ops)
 	})
 }
 
@@ -31,11 +31,15 @@ type migrateStatusCmd struct{}
 
 // Run prints the version.
 func (c *migrateStatusCmd) Run(ctx context.Context, app *App) error {
-	return app.with(ctx, func(s *Session, _ *admin.Admin) error { return printVersion(ctx, app, s) })
+	return app.with(ctx, func(_ *Session, ops *admin.Admin) error { return printVersion(ctx, app, ops) })
 }
 
-func printVersion(ctx context.Context, app *App, s *Session) error {
-	is, known, err := s.Store.SchemaVersion(ctx)
+func printVersion(ctx context.Context, app *App, ops *admin.Admin) error {
+	o, err := ops.Operations()
+	if err != nil {
+		return err
+	}
+	is, known, err := o.SchemaVersion(ctx)
 	if err != nil {
 		return err
 	}

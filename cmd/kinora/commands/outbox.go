@@ -153,6 +153,7 @@ func (c *outboxRequeueCmd) Run(ctx context.Context, app *App) error {
 		if err != nil {
 			return err
 		}
+		app.noteUnrecorded(ops)
 		return app.changed(n, "requeued")
 	})
 }
@@ -180,6 +181,7 @@ func (c *outboxSkipCmd) Run(ctx context.Context, app *App) error {
 		if err != nil {
 			return err
 		}
+		app.noteUnrecorded(ops)
 		return app.changed(n, "skipped")
 	})
 }
@@ -205,6 +207,9 @@ func (c *outboxPruneCmd) Run(ctx context.Context, app *App) error {
 	}
 	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
 		n, err := ops.PruneEntries(ctx, outbox.EntryRetention{Published: c.Published, Skipped: c.Skipped}, c.decision.decision())
+		if err == nil {
+			app.noteUnrecorded(ops)
+		}
 		return app.deleted(n, err)
 	})
 }

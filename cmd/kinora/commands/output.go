@@ -16,6 +16,7 @@ import (
 	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"
 
+	"github.com/kinora-go/kinora/admin"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -122,6 +123,13 @@ func (a *App) changed(n int, what string) error {
 		return errors.New("nothing was selected")
 	}
 	return nil
+}
+
+// noteUnrecorded says that an act is not recorded, if the store has no place for it.
+func (a *App) noteUnrecorded(ops *admin.Admin) {
+	if _, err := ops.Operations(); err != nil {
+		_, _ = fmt.Fprintf(a.err(), "%s: this was not recorded\n", err)
+	}
 }
 
 // deleted prints how many rows were deleted. Zero is no error: a command that prunes may run on a schedule.

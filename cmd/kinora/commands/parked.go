@@ -93,13 +93,13 @@ func messageOf(p projector.Parked, payload bool) message {
 
 // Run prints the list.
 func (c *parkedLsCmd) Run(ctx context.Context, app *App) error {
-	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
+	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
 		f := c.filter()
 		f.After, f.Limit = c.After, c.Limit
 		if c.State != "open" {
 			f.States = []projector.ParkedState{provider.ParseParkedState(c.State)}
 		}
-		found, err := s.Store.Parked(ctx, f)
+		found, err := ops.Parked(ctx, f)
 		if err != nil {
 			return err
 		}
@@ -123,8 +123,8 @@ type parkedShowCmd struct {
 
 // Run prints a message.
 func (c *parkedShowCmd) Run(ctx context.Context, app *App) error {
-	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
-		found, err := s.Store.Parked(ctx, projector.ParkedFilter{Seqs: []int64{c.Seq}, States: []projector.ParkedState{
+	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
+		found, err := ops.Parked(ctx, projector.ParkedFilter{Seqs: []int64{c.Seq}, States: []projector.ParkedState{
 			projector.StateWaiting, projector.StateStuck, projector.StateReplayed, projector.StateSkipped,
 		}})
 		if err != nil {
@@ -261,7 +261,7 @@ func (c *parkedReplayCmd) Run(ctx context.Context, app *App) error {
 			return errors.New("no message was selected: list them with 'parked ls'")
 		}
 		f.Class, f.Code, f.Handler = nil, "", "" // they change when a message fails for another reason
-		waiting, stuck, err := c.finish(ctx, s, f)
+		waiting, stuck, err := c.finish(ctx, s, ops, f)
 		if err != nil {
 			return err
 		}
@@ -276,7 +276,7 @@ func (c *parkedReplayCmd) Run(ctx context.Context, app *App) error {
 }
 
 // finish waits until no selected message is waiting, or --wait is over.
-func (c *parkedReplayCmd) finish(ctx context.Context, s *Session, f projector.ParkedFilter) (waiting, stuck int, err error) {
+func (c *parkedReplayCmd) finish(ctx context.Context, s *Session, ops *admin.Admin, f projector.ParkedFilter) (waiting, stuck int, err error) {
 	limited, cancel := timeLeft(ctx, c.Wait)
 	defer cancel()
 	for {
@@ -285,7 +285,7 @@ func (c *parkedReplayCmd) finish(ctx context.Context, s *Session, f projector.Pa
 				return 0, 0, err
 			}
 		}
-		if waiting, stuck, err = count(ctx, s, f); err != nil || waiting == 0 || limited.Err() != nil {
+		if waiting, stuck, err = count(ctx, ops, f); err != nil || waiting == 0 || limited.Err() != nil {
 			return waiting, stuck, err
 		}
 		select {
@@ -296,10 +296,10 @@ func (c *parkedReplayCmd) finish(ctx context.Context, s *Session, f projector.Pa
 }
 
 // count counts the messages that are still parked, at most 10,000.
-func count(ctx context.Context, s *Session, f projector.ParkedFilter) (waiting, stuck int, err error) {
+func count(ctx context.Context, ops *admin.Admin, f projector.ParkedFilter) (waiting, stuck int, err error) {
 	f.Limit = 1000
 	for waiting+stuck < 10_000 {
-		list, err := s.Store.Parked(ctx, f)
+		list, err := ops.Parked(ctx, f)
 		if err != nil || len(list) == 0 {
 			return waiting, stuck, err
 		}

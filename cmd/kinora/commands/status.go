@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -32,8 +33,15 @@ func printStatus(w io.Writer, f *admin.Facts) {
 	for _, open := range f.Log.Waiting {
 		_, _ = fmt.Fprintln(w, "            waits for the append of", printable(open))
 	}
+	kept := func(part, head string, rows [][]string) {
+		if slices.Contains(f.Missing, part) && len(rows) == 0 {
+			_, _ = fmt.Fprintln(w, "the store keeps no "+part)
+			return
+		}
+		table(w, head, rows)
+	}
 	_, _ = fmt.Fprintln(w, "\nPROJECTORS")
-	table(w, projectorHead, projectorRows(f.Projectors))
+	kept("projectors", projectorHead, projectorRows(f.Projectors))
 	_, _ = fmt.Fprintln(w, "\nOUTBOX")
 	var rows [][]string
 	for _, e := range f.Outbox {
@@ -45,7 +53,7 @@ func printStatus(w io.Writer, f *admin.Facts) {
 	for _, t := range f.Tasks {
 		rows = append(rows, []string{string(t.Status), number(t.Count), at(t.Oldest), t.Holder, at(t.Until)})
 	}
-	table(w, "status | tasks | oldest (UTC) | claimed by | until (UTC)", rows)
+	kept("tasks", "status | tasks | oldest (UTC) | claimed by | until (UTC)", rows)
 	_, _ = fmt.Fprintln(w, "\nSERVICES")
 	rows = nil
 	for _, s := range f.Services {
@@ -55,7 +63,7 @@ func printStatus(w io.Writer, f *admin.Facts) {
 		}
 		rows = append(rows, []string{s.Kind, s.Process, state, s.Version, at(s.StartedAt), at(s.SeenAt), strings.Join(s.Projectors, ", ")})
 	}
-	table(w, "kind | process | state | version | started (UTC) | seen (UTC) | projectors", rows)
+	kept("operations", "kind | process | state | version | started (UTC) | seen (UTC) | projectors", rows)
 	if len(f.Waits) > 0 {
 		_, _ = fmt.Fprintln(w, "\nWHO WAITS FOR WHOM")
 		rows = nil
@@ -101,6 +109,9 @@ type doctorCmd struct {
 // Run prints the findings.
 func (c *doctorCmd) Run(ctx context.Context, app *App) error {
 	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
+		for _, part := range ops.Missing() {
+			_, _ = fmt.Fprintf(app.err(), "not checked: the store keeps no %s\n", part)
+		}
 		found, err := ops.Doctor(ctx, provider.DiagnosisLimits{OpenTransaction: c.OpenTransaction, Snapshot: c.Snapshot, Lag: c.Lag, Watch: c.Watch, Skew: c.Skew})
 		if err != nil {
 			return err

@@ -37,8 +37,12 @@ type streamsLsCmd struct {
 
 // Run prints the list.
 func (c *streamsLsCmd) Run(ctx context.Context, app *App) error {
-	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
-		list, err := s.Store.Streams(ctx, provider.StreamFilter{Category: c.Category, After: c.After, Limit: c.Limit})
+	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
+		o, err := ops.Operations()
+		if err != nil {
+			return err
+		}
+		list, err := o.Streams(ctx, provider.StreamFilter{Category: c.Category, After: c.After, Limit: c.Limit})
 		if err != nil {
 			return err
 		}

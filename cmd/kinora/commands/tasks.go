@@ -22,6 +22,17 @@ type tasksCmd struct {
 	Patch    tasksPatchCmd    `cmd:"" help:"Change the recorded results of a task."`
 }
 
+// withTasks is with for the tasks of the store.
+func (a *App) withTasks(ctx context.Context, do func(tasks provider.TaskInspector) error) error {
+	return a.with(ctx, func(_ *Session, ops *admin.Admin) error {
+		tasks, err := ops.Tasks()
+		if err != nil {
+			return err
+		}
+		return do(tasks)
+	})
+}
+
 type taskFlags struct {
 	ID    []string `placeholder:"ID" help:"Only these ids."`
 	Kind  string   `help:"Only this kind: domain/name."`
@@ -86,13 +97,13 @@ func taskOf(t task.Task, payload bool) taskRow {
 
 // Run prints the list.
 func (c *tasksLsCmd) Run(ctx context.Context, app *App) error {
-	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
+	return app.withTasks(ctx, func(tasks provider.TaskInspector) error {
 		f := c.filter()
 		f.After, f.Limit = c.After, c.Limit
 		for _, status := range c.Status {
 			f.Status = append(f.Status, task.Status(status))
 		}
-		found, err := s.Store.Tasks(ctx, f)
+		found, err := tasks.Tasks(ctx, f)
 		if err != nil {
 			return err
 		}
@@ -115,8 +126,8 @@ type tasksShowCmd struct {
 
 // Run prints a task.
 func (c *tasksShowCmd) Run(ctx context.Context, app *App) error {
-	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
-		found, err := s.Store.Tasks(ctx, task.Filter{IDs: []string{c.ID}})
+	return app.withTasks(ctx, func(tasks provider.TaskInspector) error {
+		found, err := tasks.Tasks(ctx, task.Filter{IDs: []string{c.ID}})
 		if err != nil {
 			return err
 		}
@@ -124,7 +135,7 @@ func (c *tasksShowCmd) Run(ctx context.Context, app *App) error {
 			return fmt.Errorf("the task %s does not exist: it may be over and deleted", c.ID)
 		}
 		t := taskOf(found[0], c.Payload)
-		trail, err := s.Store.TaskTrail(ctx, c.ID)
+		trail, err := tasks.TaskTrail(ctx, c.ID)
 		if err != nil {
 			return err
 		}
@@ -170,8 +181,8 @@ func (c *tasksRequeueCmd) Run(ctx context.Context, app *App) error {
 	if err := c.confirm(app, "The selected tasks run again, perhaps at once"); err != nil {
 		return err
 	}
-	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
-		n, err := s.Store.RequeueTasks(ctx, c.filter(), c.decision.decision())
+	return app.withTasks(ctx, func(tasks provider.TaskInspector) error {
+		n, err := tasks.RequeueTasks(ctx, c.filter(), c.decision.decision())
 		if err != nil {
 			return err
 		}
@@ -197,8 +208,8 @@ func (c *tasksCancelCmd) Run(ctx context.Context, app *App) error {
 	if err := c.confirm(app, "The selected tasks are given up, and what their steps did is undone"); err != nil {
 		return err
 	}
-	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
-		n, err := s.Store.CancelTasks(ctx, c.filter(), c.decision.decision())
+	return app.withTasks(ctx, func(tasks provider.TaskInspector) error {
+		n, err := tasks.CancelTasks(ctx, c.filter(), c.decision.decision())
 		if err != nil {
 			return err
 		}
@@ -225,8 +236,8 @@ func (c *tasksCompleteCmd) Run(ctx context.Context, app *App) error {
 	if err := c.confirm(app, "The task "+c.ID+" ends with this result, without running"); err != nil {
 		return err
 	}
-	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
-		if err := s.Store.CompleteTask(ctx, c.ID, json.RawMessage(c.Result), c.decision.decision()); err != nil {
+	return app.withTasks(ctx, func(tasks provider.TaskInspector) error {
+		if err := tasks.CompleteTask(ctx, c.ID, json.RawMessage(c.Result), c.decision.decision()); err != nil {
 			return notAsRead(err)
 		}
 		return app.changed(1, "completed")
@@ -261,8 +272,8 @@ func (c *tasksPatchCmd) Run(ctx context.Context, app *App) error {
 	if err := c.confirm(app, "Recorded results of the task "+c.ID+" are changed"); err != nil {
 		return err
 	}
-	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
-		if err := s.Store.PatchTask(ctx, c.ID, c.Version, json.RawMessage(c.Patch), c.decision.decision()); err != nil {
+	return app.withTasks(ctx, func(tasks provider.TaskInspector) error {
+		if err := tasks.PatchTask(ctx, c.ID, c.Version, json.RawMessage(c.Patch), c.decision.decision()); err != nil {
 			return notAsRead(err)
 		}
 		return app.changed(1, "changed")
