@@ -105,7 +105,7 @@ size: ## count the lines of the library, by directory
 	END { for (d in lines) printf "%6d %s\n", lines[d], d; printf "%6d in all\n", all }' | sort -k2
 
 # The direct requirements of the root module, which every application inherits. A new one is a decision: see
-# docs/adr/0017-the-root-module-is-the-library.md. What only examples, tests/fault, tests/sqlkits or bench use belongs in their own go.mod.
+# docs/adr/0017-the-root-module-is-the-library.md. What only examples, tests/bolt, tests/fault, tests/sqlkits or bench use belongs in their own go.mod.
 REQUIRES := github.com/ThreeDotsLabs/watermill github.com/ThreeDotsLabs/watermill-sql/v3 github.com/go-json-experiment/json \
 	github.com/google/uuid github.com/jackc/pgx/v5 github.com/redis/go-redis/v9 \
 	github.com/stretchr/testify go.uber.org/goleak google.golang.org/protobuf modernc.org/libc modernc.org/sqlite

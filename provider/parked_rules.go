@@ -21,6 +21,31 @@ func (f *ParkedFilter) Selects(p *Parked) bool {
 		(f.Seqs == nil || slices.Contains(f.Seqs, p.Seq))
 }
 
+// IsDue reports whether p, which is the first message of its lane, can be tried.
+func (p *Parked) IsDue(now time.Time) bool { return !p.DueAt.IsZero() && !p.DueAt.After(now) }
+
+// Due returns the messages of a build that f selects. firsts are the first messages of all its lanes, and
+// lane returns the first messages of a lane, at most n.
+func (f *DueFilter) Due(firsts []Parked, lane func(first Parked, n int) []Parked, now time.Time) (due []Parked) {
+	firsts = slices.DeleteFunc(firsts, func(p Parked) bool {
+		return !p.IsDue(now) || f.Lanes != nil && !slices.Contains(f.Lanes, p.Lane)
+	})
+	slices.SortStableFunc(firsts, func(a, b Parked) int { return a.DueAt.Compare(b.DueAt) })
+	for _, first := range firsts[:min(f.Keys, len(firsts))] {
+		for i, p := range lane(first, f.Each) {
+			waits := p.Class == ClassHeld && p.State == StateWaiting
+			if i == 0 || waits {
+				p.DueAt = first.DueAt
+				due = append(due, p)
+			}
+			if !waits {
+				break
+			}
+		}
+	}
+	return due
+}
+
 // Wait makes p a message that may be tried after this time from now, once it is the first of its lane. If
 // after is negative, it is stuck.
 func (p *Parked) Wait(after time.Duration, now time.Time) {

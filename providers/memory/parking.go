@@ -40,7 +40,7 @@ func (s *state) front(lane string, n int) (front []provider.Parked) {
 }
 
 func isDue(front []provider.Parked, now time.Time) bool {
-	return len(front) > 0 && !front[0].DueAt.IsZero() && !front[0].DueAt.After(now)
+	return len(front) > 0 && front[0].IsDue(now)
 }
 
 // park adds a delivery to the end of its lane. If the message is parked already, park adds the
@@ -110,25 +110,14 @@ func (db *Provider) Due(ctx context.Context, f provider.DueFilter) ([]provider.P
 	})
 }
 
-func (s *state) due(b provider.Build, f provider.DueFilter, now time.Time) (due []provider.Parked) {
+func (s *state) due(b provider.Build, f provider.DueFilter, now time.Time) []provider.Parked {
 	var firsts []provider.Parked
 	for lane := range under(s.lanes, buildKey(b)) {
-		front := s.front(lane, 1)
-		if isDue(front, now) && (f.Lanes == nil || slices.Contains(f.Lanes, front[0].Lane)) {
-			firsts = append(firsts, front[0])
-		}
+		firsts = append(firsts, s.front(lane, 1)...)
 	}
-	slices.SortStableFunc(firsts, func(a, b provider.Parked) int { return a.DueAt.Compare(b.DueAt) })
-	for _, first := range firsts[:min(f.Keys, len(firsts))] {
-		for i, p := range s.front(laneKey(b, first.Lane), f.Each) {
-			waits := p.Class == provider.ClassHeld && p.State == provider.StateWaiting
-			if i == 0 || waits {
-				due = append(due, s.shown(p))
-			}
-			if !waits {
-				break
-			}
-		}
+	due := f.Due(firsts, func(first provider.Parked, n int) []provider.Parked { return s.front(laneKey(b, first.Lane), n) }, now)
+	for i := range due {
+		due[i] = ownParked(due[i])
 	}
 	return due
 }

@@ -83,12 +83,12 @@ func parkedFilters(s *stage) {
 	}
 	same(s, "of another projector", len(s.list(provider.ParkedFilter{Projector: s.name + "x"})), 0)
 	same(s, "of any projector", idsOfParked(s.list(provider.ParkedFilter{After: rows[0].Seq - 1, Limit: 2})), []string{"m-1", "m-2"})
-	of, err := s.db.ParkedCount(s.ctx, s.name)
-	s.ok(err, "count")
-	all, err := s.db.ParkedCount(s.ctx, "")
-	s.ok(err, "count")
-	same(s, "count", of, int64(6))
-	s.require(all >= 6, "the count of all projectors, %d, includes this one's", all)
+	same(s, "open messages", len(s.rows()), 6)
+	if c, ok := s.store.(parkedCounter); ok {
+		all, err := c.ParkedCount(s.ctx, "")
+		s.ok(err, "count")
+		s.require(all >= 6, "the count of all projectors, %d, includes this one's", all)
+	}
 }
 
 func parkedPages(s *stage) {

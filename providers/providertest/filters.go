@@ -102,7 +102,12 @@ func badParkedFilters(s *stage) {
 		})
 	}
 	s.refusesText([]filterCall{
-		{"ParkedCount", func(ctx context.Context, text string) error { _, err := s.db.ParkedCount(ctx, text); return err }},
+		{"ParkedCount", func(ctx context.Context, text string) error {
+			if c, ok := s.store.(parkedCounter); ok {
+				return failure(c.ParkedCount(ctx, text))
+			}
+			return failure(s.db.Parked(ctx, provider.ParkedFilter{Projector: text}))
+		}},
 		{"Due", func(ctx context.Context, text string) error {
 			_, err := s.db.Due(ctx, provider.DueFilter{Builds: []provider.Build{s.build(), {Projector: text}}, Keys: 1, Each: 1})
 			return err

@@ -46,7 +46,6 @@ type projectorContracts interface {
 	provider.Builds
 	provider.Leases
 	Keeps() provider.Keeps
-	ParkedCount(ctx context.Context, projector string) (int64, error)
 }
 
 // contracts are the contracts of a provider. Those of projectors are nil in TierEvents.

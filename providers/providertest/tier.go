@@ -1,7 +1,6 @@
 package providertest
 
 import (
-	"context"
 	"reflect"
 	"strings"
 	"testing"
@@ -39,15 +38,12 @@ type Events interface {
 	outbox.Inspector
 }
 
-// Projectors is a provider of TierProjectors.
+// Projectors is a provider of TierProjectors. The suites also check ParkedCount, as memory.DB has it, if the
+// provider has it.
 type Projectors[Tx any] interface {
 	Events
 	provider.Provider[Tx]
 	provider.MarkerMaintainer
-
-	// ParkedCount returns how many messages of a projector's live generation wait or are stuck. If
-	// the name is empty, it counts those of all projectors.
-	ParkedCount(ctx context.Context, projector string) (int64, error)
 }
 
 // required are the interfaces of a tier, without those of the tiers before.

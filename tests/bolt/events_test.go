@@ -1,0 +1,320 @@
+package bolt
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// events is the event store: of a file if tx is nil, and else of a transaction.
+type events struct {
+	db *DB
+	tx *Tx
+}
+
+// View is the event store and the outbox in a transaction.
+type View struct{ events }
+
+var errForeign = errors.New("not a transaction of this file")
+
+// InTx returns the view of a transaction.
+func (db *DB) InTx(tx *Tx) *View { return &View{events{db, tx}} }
+
+func (*View) CallersTx() {}
+
+func (v events) read(ctx context.Context, doing string, invalid error, fn func(s *session)) error {
+	if v.tx != nil {
+		return v.write(ctx, doing, invalid, func(s *session) error { fn(s); return nil })
+	}
+	err := cmp.Or(invalid, ctx.Err())
+	if err == nil {
+		err = v.db.file.bolt.View(func(tx *bbolt.Tx) error {
+			s := &session{tx: tx, now: v.db.now()}
+			fn(s)
+			return s.err
+		})
+	}
+	return doingErr(doing, err)
+}
+
+func doingErr(doing string, err error) error {
+	if err != nil {
+		return fmt.Errorf("%s: %w", doing, err)
+	}
+	return nil
+}
+
+func (v events) write(ctx context.Context, doing string, invalid error, fn func(s *session) error) error {
+	err := cmp.Or(invalid, ctx.Err())
+	switch {
+	case err != nil:
+	case v.tx == nil:
+		err = v.db.Transact(ctx, func(_ context.Context, tx *Tx) error { return tx.use(fn) })
+	case v.tx.db.file != v.db.file:
+		err = errForeign
+	default:
+		err = v.tx.use(fn)
+	}
+	return doingErr(doing, err)
+}
+
+func (v events) Append(ctx context.Context, stream string, expected eventstore.Expected, drafts []eventstore.Draft) (at eventstore.Appended, err error) {
+	err = provider.CheckAppend(stream, expected, drafts, v.db.cfg.MaxPayload)
+	topics, errRoute := [][]string(nil), error(nil)
+	if err == nil {
+		topics, errRoute = provider.Topics(v.db.cfg.Route, stream, drafts)
+	}
+	err = v.write(ctx, "append "+stream, cmp.Or(err, errRoute), func(s *session) (err error) {
+		at, err = s.append(stream, expected, drafts, topics, v.db.file.lineage)
+		return err
+	})
+	if err != nil {
+		return eventstore.Appended{}, err
+	}
+	return at, nil
+}
+
+// append writes nothing if it returns an error.
+func (s *session) append(stream string, expected eventstore.Expected, drafts []eventstore.Draft, topics [][]string, lineage string) (eventstore.Appended, error) {
+	last, version := s.lastOf(stream)
+	at, known, err := provider.Repeated(stream, expected, drafts, s.placeOf)
+	if at.Log = lineage; known {
+		return at, nil
+	} else if last.Type == eventstore.TypeEnded {
+		return at, eventstore.ErrStreamEnded
+	} else if err != nil {
+		return at, err
+	}
+	if expected != eventstore.Any && int64(expected) != version {
+		return at, &eventstore.ConflictError{Stream: stream, Expected: expected, Actual: version}
+	}
+	for i, d := range drafts {
+		for _, topic := range topics[i] {
+			if messages.has(s, key(topic, d.ID)) { // an enqueued message has this id
+				return at, eventstore.ErrEventIDReused
+			}
+		}
+	}
+	at.Stream, at.Count = stream, len(drafts)
+	for i, d := range drafts {
+		at.Version, at.Position = version+int64(i)+1, log.next(s)
+		places.put(s, key(d.ID), place{stream, at.Version, at.Position})
+		streams.put(s, key(stream, at.Version), at.Position)
+		log.put(s, key(at.Position), eventstore.Raw{
+			ID: d.ID, Stream: stream, Version: at.Version, Position: at.Position, Type: d.Type, Schema: d.Schema, Data: d.Data, Metadata: d.Metadata, RecordedAt: s.now,
+		})
+		for _, topic := range topics[i] {
+			m := provider.FromEvent(stream, at.Version, d, topic)
+			m.SetPlace(at.Position, provider.LogID{Lineage: lineage}.String())
+			s.enqueue(m)
+		}
+	}
+	return at, nil
+}
+
+func (s *session) placeOf(id string) (eventstore.Appended, bool) {
+	p, ok := places.get(s, key(id))
+	return eventstore.Appended{Stream: p.Stream, Version: p.Version, Position: p.Position}, ok
+}
+
+// lastOf returns the last event of a stream, and its version.
+func (s *session) lastOf(stream string) (e eventstore.Raw, version int64) {
+	k, position := streams.last(s, key(stream))
+	if k == nil {
+		return e, 0
+	}
+	e, _ = log.get(s, key(position))
+	return e, number(k)
+}
+
+// ReadStream reads the stream before the loop begins: an open transaction would keep a writer waiting.
+func (v events) ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[eventstore.Raw, error] {
+	return func(yield func(eventstore.Raw, error) bool) {
+		var all []eventstore.Raw
+		err := v.read(ctx, "read "+stream, provider.CheckStream(stream), func(s *session) { all = s.stream(stream, afterVersion) })
+		for _, e := range all {
+			if err = ctx.Err(); err != nil || !yield(e, nil) {
+				break
+			}
+		}
+		if err != nil {
+			yield(eventstore.Raw{}, err)
+		}
+	}
+}
+
+func (s *session) stream(stream string, afterVersion int64) (all []eventstore.Raw) {
+	for _, position := range streams.from(s, key(stream), key(stream, max(afterVersion, 0)+1)) {
+		e, _ := log.get(s, key(position))
+		all = append(all, e)
+	}
+	return all
+}
+
+func (v events) FindEvent(ctx context.Context, id string) (at eventstore.Appended, err error) {
+	err = v.read(ctx, "find an event", nil, func(s *session) {
+		var ok bool
+		if at, ok = s.placeOf(strings.ToLower(id)); ok {
+			at.Count, at.Log = 1, v.db.file.lineage
+		}
+	})
+	return at, err
+}
+
+func (v events) LoadSnapshot(ctx context.Context, stream, schema string) (found eventstore.Snapshot, err error) {
+	err = v.read(ctx, "load a snapshot", provider.CheckSnapshot(stream, eventstore.Snapshot{Schema: schema}), func(s *session) {
+		row, _ := snapshots.get(s, key(stream, schema))
+		found = row.Snapshot
+	})
+	return found, err
+}
+
+// SaveSnapshot deletes snapshots of other schemas after a day.
+func (v events) SaveSnapshot(ctx context.Context, stream string, one eventstore.Snapshot) error {
+	return v.write(ctx, "save a snapshot", provider.CheckSnapshot(stream, one), func(s *session) error {
+		if last, _ := s.lastOf(stream); last.Type == eventstore.TypeEnded {
+			return nil
+		}
+		for k, old := range snapshots.under(s, key(stream)) {
+			if old.SavedAt.Before(s.now.Add(-24 * time.Hour)) {
+				snapshots.drop(s, k)
+			}
+		}
+		snapshots.put(s, key(stream, one.Schema), snapshot{one, s.now})
+		return nil
+	})
+}
+
+func (v *View) Enqueue(ctx context.Context, ms ...outbox.Message) error {
+	ready := make([]outbox.Message, len(ms))
+	for i, m := range ms {
+		var err error
+		if ready[i], err = m.Normalize(ctx, v.db.cfg.MaxPayload); err != nil {
+			return fmt.Errorf("enqueue message %d: %w", i, err)
+		}
+	}
+	return v.write(ctx, "enqueue", nil, func(s *session) error {
+		for _, m := range ready {
+			if !messages.has(s, key(m.Topic, m.ID)) {
+				s.enqueue(m)
+			}
+		}
+		return nil
+	})
+}
+
+func (db *DB) ReadLog(ctx context.Context, from eventstore.From, f eventstore.LogFilter) iter.Seq2[eventstore.Raw, error] {
+	return provider.ReadLog(ctx, db, from, f)
+}
+
+// LogID cannot tell a copy of the file from its original.
+func (db *DB) LogID(ctx context.Context) (provider.LogID, error) {
+	return provider.LogID{Lineage: db.file.lineage}, ctx.Err()
+}
+
+func (db *DB) LogPage(ctx context.Context, q provider.LogQuery) (provider.LogPage, error) {
+	return query(ctx, db, "read the log", provider.CheckLogQuery(q), func(s *session) provider.LogPage {
+		head, _ := s.head()
+		return q.Page(s.after(q.After), head, s.now)
+	})
+}
+
+// after yields the events behind a position.
+func (s *session) after(position int64) iter.Seq[eventstore.Raw] {
+	return func(yield func(eventstore.Raw) bool) {
+		if position == math.MaxInt64 {
+			return
+		}
+		for _, e := range log.from(s, nil, key(position+1)) {
+			if !yield(e) {
+				return
+			}
+		}
+	}
+}
+
+func placeOf(e eventstore.Raw) provider.LogPlace {
+	return provider.LogPlace{Position: e.Position, ID: e.ID, RecordedAt: e.RecordedAt}
+}
+
+// head returns the position of the last event. Its events are never deleted.
+func (s *session) head() (int64, error) {
+	_, e := log.last(s, nil)
+	return e.Position, s.err
+}
+
+func (db *DB) LogPosition(ctx context.Context, from eventstore.From) (int64, error) {
+	var failed error
+	at, err := query(ctx, db, "find a position", nil, func(s *session) (at int64) {
+		at, failed = provider.FindPosition(ctx, index{s}, from)
+		return at
+	})
+	return at, cmp.Or(err, failed)
+}
+
+// index implements provider.LogIndex.
+type index struct{ s *session }
+
+func (x index) Head(context.Context) (int64, error) { return x.s.head() }
+
+func (x index) Next(_ context.Context, after int64) (provider.LogPlace, error) {
+	for e := range x.s.after(after) {
+		return placeOf(e), x.s.err
+	}
+	return provider.LogPlace{}, x.s.err
+}
+
+func (x index) Since(_ context.Context, after int64, t time.Time) (int64, bool, error) {
+	for e := range x.s.after(after) {
+		if !e.RecordedAt.Before(t) {
+			return e.Position - 1, true, x.s.err
+		}
+	}
+	return 0, false, x.s.err
+}
+
+func (db *DB) LogStreams(ctx context.Context, versions map[string]int64, after int64) ([]eventstore.Raw, error) {
+	return query(ctx, db, "read streams of the log", nil, func(s *session) (found []eventstore.Raw) {
+		for stream, last := range versions {
+			for position, ok := streams.get(s, key(stream, last)); ok && position > after; position, ok = streams.get(s, key(stream, last)) {
+				e, _ := log.get(s, key(position))
+				found, last = append(found, e), last-1
+			}
+		}
+		slices.SortFunc(found, func(a, b eventstore.Raw) int { return cmp.Compare(a.Position, b.Position) })
+		return found
+	})
+}
+
+func (db *DB) LogEvents(ctx context.Context, ids []string) (map[string]eventstore.Raw, error) {
+	return query(ctx, db, "read events by id", nil, func(s *session) map[string]eventstore.Raw {
+		found := map[string]eventstore.Raw{}
+		for _, id := range ids {
+			if at, ok := places.get(s, key(id)); ok {
+				found[id], _ = log.get(s, key(at.Position))
+			}
+		}
+		return found
+	})
+}
+
+func (db *DB) LogPlaces(ctx context.Context, ids []string) (map[string]provider.LogPlace, error) {
+	all, err := db.LogEvents(ctx, ids)
+	found := map[string]provider.LogPlace{}
+	for id, e := range all {
+		found[id] = placeOf(e)
+	}
+	return found, err
+}
