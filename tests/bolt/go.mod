@@ -2,10 +2,8 @@ module github.com/kinora-go/kinora/tests/bolt
 
 go 1.26.0
 
-replace github.com/kinora-go/kinora => ../..
-
 require (
-	github.com/kinora-go/kinora v0.0.0-00010101000000-000000000000
+	github.com/kinora-go/kinora v0.0.0
 	github.com/stretchr/testify v1.12.1
 	go.etcd.io/bbolt v1.5.0
 	go.uber.org/goleak v1.3.0
@@ -21,3 +19,5 @@ require (
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
 	golang.org/x/sys v0.49.0 // indirect
 )
+
+replace github.com/kinora-go/kinora => ../..
