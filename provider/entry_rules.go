@@ -31,49 +31,44 @@ func (e *Entry) IsEligible(now time.Time) bool {
 // queueOf identifies the entries that are published in order.
 type queueOf struct{ topic, key string }
 
-// Candidates returns at most limit eligible entries that no earlier entry of their topic and key
-// blocks. open yields all open entries in order of Seq. A claim takes them in this order, as
-// claim.Portable does, each only if the claim has every earlier open entry of its topic and key.
-func (q *EntryQuery) Candidates(open iter.Seq[Entry], limit int, now time.Time) (found []Entry) {
-	blocked := map[queueOf]bool{}
+// Claim returns what a claim makes of the open entries, which open yields in order of Seq: those that it takes, and
+// those that it abandons, because their claims have crashed as often as q allows. t is complete.
+func (q *EntryQuery) Claim(open iter.Seq[Entry], t claim.Terms, now time.Time) (taken, abandoned []Entry) {
+	blocked := map[queueOf]bool{} // by an earlier open entry that the claim does not have
 	scanned, bytes := 0, 0
 	for e := range open {
-		if len(found) >= limit || q.Near && scanned >= limit {
+		if len(taken)+len(abandoned) >= t.Limit || q.Near && scanned >= t.Limit {
 			break
 		}
-		switch queue := (queueOf{e.Topic, e.Key}); {
+		queue := queueOf{e.Topic, e.Key}
+		switch {
 		case len(q.Topics) > 0 && !slices.Contains(q.Topics, e.Topic), slices.Contains(q.Except, e.Topic):
-		case !e.IsEligible(now):
+			continue
+		case !e.IsEligible(now), e.Seq <= q.After:
 			blocked[queue] = !q.Unordered
-		case e.Seq <= q.After:
-		default:
-			scanned++
-			if blocked[queue] {
-				continue
-			}
-			if bytes += len(e.Payload); q.Bytes > 0 && bytes > q.Bytes && len(found) > 0 {
-				return found
-			}
-			found = append(found, e)
+			continue
 		}
-	}
-	return found
-}
-
-// Take returns an eligible entry as a claim leaves it. It returns false if the entry is not claimed: its
-// claims have crashed as often as q allows, and it is abandoned.
-func (q *EntryQuery) Take(e Entry, t claim.Terms, now time.Time) (Entry, bool) {
-	if e.Status == EntryClaimed { // the lease of that claim has ended
-		e.Suspect = true
-		if q.Attempts > 0 && e.Attempts >= q.Attempts {
+		if scanned++; blocked[queue] {
+			continue
+		}
+		bytes += len(e.Payload)
+		isFirst, alone := len(taken)+len(abandoned) == 0, e.Alone()
+		if !isFirst && q.Bytes > 0 && bytes > q.Bytes || len(taken) > 0 && alone {
+			break
+		}
+		if e.Suspect = alone; e.Status == EntryClaimed && q.Attempts > 0 && e.Attempts >= q.Attempts {
 			e.Status, e.LastError = EntryAbandoned, LastErrorCrashed
-			return e, false
+			abandoned, blocked[queue] = append(abandoned, e), !q.Unordered
+			continue
+		}
+		e.Status, e.Token, e.ClaimedBy = EntryClaimed, t.Token, t.Holder
+		e.Attempts++
+		e.LastAttemptedAt, e.NextAttemptAt = now, now.Add(t.Lease)
+		if taken = append(taken, e); alone {
+			break
 		}
 	}
-	e.Status, e.Token, e.ClaimedBy = EntryClaimed, t.Token, t.Holder
-	e.Attempts++
-	e.LastAttemptedAt, e.NextAttemptAt = now, now.Add(t.Lease)
-	return e, true
+	return taken, abandoned
 }
 
 // Apply returns a claimed entry as the mark leaves it. With m.Drop it is to be deleted.

@@ -3,6 +3,7 @@ package memory
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
@@ -10,28 +11,21 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// ClaimEntries implements provider.Outbox: the portable claim, in one transaction.
-func (db *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) (taken []provider.Entry, err error) {
+// ClaimEntries implements provider.Outbox.
+func (db *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]provider.Entry, error) {
 	if err := provider.CheckQuery(q); err != nil {
 		return nil, fmt.Errorf("claim entries: %w", err)
 	}
-	err = db.tx(ctx, func(tx *Model) error {
-		now := db.now()
-		taken, err = claim.Portable(ctx, t,
-			func(_ context.Context, limit int) ([]provider.Entry, error) {
-				return q.Candidates(tx.staged.openEntries, limit, now), nil
-			},
-			func(_ context.Context, e provider.Entry, t claim.Terms) (provider.Entry, bool, error) {
-				e, ok := tx.staged.take(e, q, t, now)
-				return e, ok, nil
-			},
-			provider.Entry.Alone)
-		return err
+	return update(ctx, db, "claim entries", func(s *state, now time.Time) []provider.Entry {
+		taken, abandoned := q.Claim(s.openEntries, t, now)
+		for _, e := range slices.Concat(taken, abandoned) {
+			s.put(e)
+		}
+		for i := range taken {
+			taken[i] = ownEntry(taken[i])
+		}
+		return taken
 	})
-	if err != nil {
-		return nil, fmt.Errorf("claim entries: %w", err)
-	}
-	return taken, nil
 }
 
 // lane identifies the entries that are published in order.
@@ -47,31 +41,6 @@ func (s *state) openEntries(yield func(provider.Entry) bool) {
 			return
 		}
 	}
-}
-
-// take claims a candidate, if this claim has every earlier open entry of its key.
-func (s *state) take(e provider.Entry, q provider.EntryQuery, t claim.Terms, now time.Time) (provider.Entry, bool) {
-	if !q.Unordered && s.passes(e, t.Token) {
-		return e, false
-	}
-	e, ok := q.Take(e, t, now)
-	s.put(e)
-	return ownEntry(e), ok
-}
-
-// passes reports whether a claim of e would pass an earlier entry of its key that the claim does
-// not hold.
-func (s *state) passes(e provider.Entry, mine claim.Token) bool {
-	for seq := range s.open.from(0) {
-		if seq >= e.Seq {
-			return false
-		}
-		before, _ := s.entries.get(seq)
-		if laneOf(before) == laneOf(e) && (before.Status != outbox.Claimed || before.Token != mine) {
-			return true
-		}
-	}
-	return false
 }
 
 // MarkEntries implements provider.Outbox.

@@ -59,28 +59,8 @@ func (db *Provider) LogPosition(ctx context.Context, from eventstore.From) (int6
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
-	return provider.FindPosition(ctx, logIndex{db.committed.Load()}, from)
-}
-
-// logIndex implements provider.LogIndex.
-type logIndex struct{ *state }
-
-func (x logIndex) Head(context.Context) (int64, error) { return x.position, nil }
-
-func (x logIndex) Next(_ context.Context, after int64) (provider.LogPlace, error) {
-	for e := range x.after(after) {
-		return logPlace(e), nil
-	}
-	return provider.LogPlace{}, nil
-}
-
-func (x logIndex) Since(_ context.Context, after int64, t time.Time) (int64, bool, error) {
-	for e := range x.after(after) {
-		if !e.RecordedAt.Before(t) {
-			return e.Position - 1, true, nil
-		}
-	}
-	return 0, false, nil
+	s := db.committed.Load()
+	return provider.PositionIn(ctx, from, s.position, s.after)
 }
 
 // LogStreams implements provider.Log.

@@ -3,7 +3,10 @@ package bolt
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/provider"
@@ -142,4 +145,202 @@ func (s *session) setGeneration(g provider.Generation) {
 		checkpoints.put(s, k, c)
 	}
 	generations.put(s, k, g)
+}
+
+func markerKey(m provider.Marker, b provider.Build) []byte {
+	return key(m.Handler, b.Number(), m.MessageID)
+}
+
+// generationOf returns the generation in the key of a marker.
+func generationOf(k []byte) int {
+	_, rest := text(k)
+	return int(number(rest[:8]))
+}
+
+func (db *DB) Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error) {
+	return query(ctx, db, "look up outcomes", provider.CheckQuestions(questions), func(s *session) []provider.Outcome {
+		outcomes := make([]provider.Outcome, len(questions))
+		for i := range questions {
+			outcomes[i] = s.outcome(&questions[i])
+		}
+		return outcomes
+	})
+}
+
+func (s *session) outcome(q *provider.Question) provider.Outcome {
+	b := s.build(provider.Build{Projector: q.Projector(), Generation: q.Generation})
+	f := provider.Facts{
+		Checkpoint: s.checkpoint(b),
+		Marked: func(handler string) bool {
+			return markers.has(s, markerKey(provider.Marker{Handler: handler, MessageID: q.MessageID}, b))
+		},
+		Pruned: func(handler string) time.Time {
+			to, _ := lowWater.get(s, key(handler))
+			return to
+		},
+	}
+	if seq, ok := parkedIDs.get(s, key(b.Projector, b.Number(), q.MessageID)); ok {
+		p, _ := parked.get(s, key(seq))
+		if f.Parked, f.First = &p, &p; p.State.IsOpen() {
+			f.First = &s.front(b, p.Lane, 1)[0]
+		}
+	}
+	return q.Outcome(f)
+}
+
+// old is a row that can be deleted.
+type old struct {
+	key []byte
+	at  time.Time
+}
+
+// oldest returns the oldest rows, at most limit.
+func oldest(rows []old, limit int) []old {
+	slices.SortStableFunc(rows, func(a, b old) int { return a.at.Compare(b.at) })
+	return rows[:min(limit, len(rows))]
+}
+
+// Prune raises the low-water mark of a handler to the time of the
+// youngest marker that it deletes.
+func (db *DB) Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (int, error) {
+	return update(ctx, db, "prune", provider.CheckPrune(projector, handlers), func(s *session) (n int, err error) {
+		before := s.now.Add(-window)
+		var resolved []old
+		for k, p := range parked.under(s, nil) {
+			if p.Projector == projector && !p.State.IsOpen() && p.ResolvedAt.Before(before) {
+				resolved = append(resolved, old{k, p.ResolvedAt})
+			}
+		}
+		for _, row := range oldest(resolved, limit) {
+			if p, _ := parked.get(s, row.key); p.State == provider.StateSkipped {
+				parkedIDs.drop(s, idKey(&p))
+			}
+			parked.drop(s, row.key)
+			n++
+		}
+		for _, handler := range handlers {
+			var marked []old
+			for k, m := range markers.under(s, key(handler)) {
+				isForLog := m.Position > 0 && checkpoints.has(s, key(projector, generationOf(k)))
+				if m.At.Before(before) && !isForLog {
+					marked = append(marked, old{k, m.At})
+				}
+			}
+			for _, row := range oldest(marked, limit) {
+				markers.drop(s, row.key)
+				if to, _ := lowWater.get(s, key(handler)); row.at.After(to) {
+					lowWater.put(s, key(handler), row.at)
+				}
+				n++
+			}
+		}
+		return n, nil
+	})
+}
+
+// dropMarkers deletes at most limit markers of handlers that is selects.
+func (s *session) dropMarkers(handlers []string, limit int, is func(k []byte, m marker) bool) (n int) {
+	for _, handler := range handlers {
+		for k, m := range markers.under(s, key(handler)) {
+			if n >= limit {
+				return n
+			}
+			if is(k, m) {
+				markers.drop(s, k)
+				n++
+			}
+		}
+	}
+	return n
+}
+
+func (db *DB) MarkedHandlers(ctx context.Context) ([]string, error) {
+	return query(ctx, db, "list handlers with markers", nil, func(s *session) (names []string) {
+		for k := range markers.under(s, nil) {
+			name, _ := text(k)
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		return slices.Compact(names)
+	})
+}
+
+func (db *DB) DropMarkers(ctx context.Context, handler string, limit int) (int, error) {
+	return update(ctx, db, "drop markers", provider.CheckStorable("handler", handler), func(s *session) (int, error) {
+		return s.dropMarkers([]string{handler}, limit, func([]byte, marker) bool { return true }), nil
+	})
+}
+
+func (db *DB) AcquireLease(ctx context.Context, name string, t claim.Terms) (bool, error) {
+	return update(ctx, db, "acquire a lease", provider.CheckStorable("name", name), func(s *session) (bool, error) {
+		if l, ok := leases.get(s, leaseKey(name)); ok && l.Token != t.Token && l.Until.After(s.now) {
+			return false, nil
+		}
+		for k, l := range leases.under(s, nil) {
+			if l.Until.Before(s.now.Add(-time.Hour)) {
+				leases.drop(s, k)
+			}
+		}
+		leases.put(s, leaseKey(name), lease{t.Token, s.now.Add(t.Lease)})
+		return true, nil
+	})
+}
+
+// leaseKey sorts as the names do, and is never empty.
+func leaseKey(name string) []byte { return []byte("/" + name) }
+
+func (db *DB) LeaseNames(ctx context.Context, prefix string) ([]string, error) {
+	return query(ctx, db, "list leases", provider.CheckStorable("prefix", prefix), func(s *session) (names []string) {
+		for k, l := range leases.under(s, leaseKey(prefix)) {
+			if l.Until.After(s.now) {
+				names = append(names, strings.TrimPrefix(string(k), "/"))
+			}
+		}
+		return names
+	})
+}
+
+func (db *DB) ReleaseLease(ctx context.Context, name string, token claim.Token) error {
+	_, err := update(ctx, db, "release a lease", provider.CheckStorable("name", name), func(s *session) (struct{}, error) {
+		if l, _ := leases.get(s, leaseKey(name)); l.Token == token {
+			leases.drop(s, leaseKey(name))
+		}
+		return struct{}{}, nil
+	})
+	return err
+}
+
+func (db *DB) Unlogged(ctx context.Context, b provider.Build, handlers []string) (bool, error) {
+	return query(ctx, db, "look up markers", provider.CheckPrune(b.Projector, handlers), func(s *session) bool {
+		for _, handler := range handlers {
+			for _, m := range markers.under(s, key(handler, b.Number())) {
+				if m.Position == 0 {
+					return true
+				}
+			}
+		}
+		return false
+	})
+}
+
+func (db *DB) ClearGeneration(ctx context.Context, b provider.Build, handlers, names []string, limit int) (int, error) {
+	return update(ctx, db, "clear a generation", cmp.Or(provider.CheckPrune(b.Projector, handlers), provider.CheckTables(names...)), func(s *session) (int, error) {
+		if g, _ := generations.get(s, buildKey(b)); g.State != provider.GenerationRetired {
+			return 0, fmt.Errorf("%w: generation %s is not retired: retire it first", provider.ErrInput, b)
+		}
+		limit := max(limit, 1)
+		n := s.dropMarkers(handlers, limit, func(k []byte, _ marker) bool { return generationOf(k) == b.Number() })
+		for k, p := range parked.under(s, nil) {
+			if n >= limit {
+				break
+			}
+			if p.Projector == b.Projector && p.Generation == b.Number() {
+				parked.drop(s, k)
+				parkedIDs.drop(s, idKey(&p))
+				lanes.drop(s, laneKey(&p))
+				n++
+			}
+		}
+		return n, nil
+	})
 }
