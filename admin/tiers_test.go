@@ -55,7 +55,7 @@ func troubled(t *testing.T) *memory.DB {
 	return db
 }
 
-// With each part that a store has, operators can do more. What it does not have is said.
+// With each part that a store has, operators can do more. Missing parts are named.
 func TestAStoreOfEachTier(t *testing.T) {
 	t.Parallel()
 	db := troubled(t)

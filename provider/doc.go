@@ -1,8 +1,10 @@
-// Package provider has the interfaces that a store implements for projectors and relays.
+// Package provider has the interfaces that a store implements for relays, projectors and workers.
 //
 // Applications need not import this package: packages projector and outbox have aliases of the types
-// that they use. The fields and methods of these types are documented here. The author of a store
-// for projectors implements seven small interfaces:
+// that they use. The fields and methods of these types are documented here.
+//
+// A store may stop at a tier (docs/providers.md). A store of events implements Log, Outbox,
+// EntryMaintainer and Inspector. One for projectors also implements seven small interfaces:
 //
 //   - Units: one transaction over messages of a projector, with their markers and parked
 //     messages.
@@ -13,8 +15,7 @@
 //   - Builds: which generations of read models exist, and which one is live.
 //   - provider.Leases: which process reads the log for a projector, and which one deletes old rows.
 //
-// A store of events also implements Log, which reads the events in pages.
-//
-// A store that has only Units, such as Redis, is combined with another one: see Combine. A store
-// for relays implements Outbox. Package providertest has a conformance suite for each interface.
+// Then come tasks (TaskProvider, TaskInspector) and Operations. A store that has only Units, such as
+// Redis, is combined with another one: see Combine. Package providertest has a conformance suite for
+// each interface and each tier.
 package provider

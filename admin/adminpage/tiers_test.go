@@ -14,7 +14,7 @@ import (
 	"github.com/kinora-go/kinora/providers/memory"
 )
 
-// Each page of a store of events shows what there is, and says what is not.
+// Each page of a store of events shows the parts of the store, and names the missing ones.
 func TestThePageOfAStoreOfEvents(t *testing.T) {
 	t.Parallel()
 	db, err := memory.New(nil)

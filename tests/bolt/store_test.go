@@ -98,7 +98,7 @@ type session struct {
 
 func (s *session) fail(err error) { s.err = cmp.Or(s.err, err) }
 
-// query runs ask on what is committed, unless the arguments are invalid.
+// query runs ask on the last commit, unless the arguments are invalid.
 func query[R any](ctx context.Context, db *DB, doing string, invalid error, ask func(s *session) R) (result R, err error) {
 	err = db.read(ctx, doing, invalid, func(s *session) { result = ask(s) })
 	return result, err

@@ -59,7 +59,7 @@ func (db *DB) Do(ctx context.Context, u provider.Unit, run runFunc) error {
 	return nil
 }
 
-// ended returns the error of a unit that was not begun or not committed.
+// ended returns the error of a unit that could not begin or commit.
 func ended(err error, late provider.Class) *provider.Error {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):

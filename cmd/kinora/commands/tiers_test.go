@@ -15,7 +15,7 @@ import (
 	"github.com/kinora-go/kinora/providers/memory"
 )
 
-// The commands work with what a store has, and say what it does not have.
+// The commands work with the parts of a store, and name the missing ones.
 func TestTheCommandsOfAStoreOfEvents(t *testing.T) {
 	t.Parallel()
 	db, err := memory.New(nil)
