@@ -27,7 +27,7 @@ func (db *DB) Do(ctx context.Context, u provider.Unit, run runFunc) error {
 		if err := provider.CheckSwitch(&u); err != nil {
 			return invalidUnit(err)
 		}
-		wait, cancel = context.WithTimeout(ctx, time.Second)
+		wait, cancel = context.WithTimeout(ctx, time.Second) // of the contract: a switch waits no longer
 	}
 	defer cancel()
 	tx, err := db.begin(wait)
@@ -42,6 +42,7 @@ func (db *DB) Do(ctx context.Context, u provider.Unit, run runFunc) error {
 	}
 	rollback := func() { _ = tx.end(false, nil) }
 	defer rollback()
+	// a handler that is late keeps nobody waiting
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, rollback) })
 	defer stop()
 	if err := tx.work(ctx, u, run); err != nil {
