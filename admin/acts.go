@@ -48,7 +48,7 @@ func (a *Admin) decideEntries(ctx context.Context, verb string, f outbox.Filter,
 func (a *Admin) decide(ctx context.Context, act provider.Act, detail any, do func() (int, error)) (_ int, err error) {
 	o, err := a.Operations()
 	if err != nil {
-		if err := act.Decision.Validate(); err != nil {
+		if err := act.Validate(); err != nil {
 			return 0, err
 		}
 		return do()

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"iter"
 
-	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -28,7 +27,8 @@ type Projectors interface {
 	provider.Builds
 	provider.MarkerMaintainer
 	provider.Records
-	claim.Leases
+	// LeaseNames is that of claim.Leases.
+	LeaseNames(ctx context.Context, prefix string) ([]string, error)
 }
 
 // Admin reads facts and carries out acts. Create it with New. Its methods are safe for concurrent use. If one

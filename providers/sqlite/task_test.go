@@ -55,6 +55,48 @@ func execSQL(t *testing.T, db *sqlite.DB, query string, args ...any) {
 	require.NoError(t, err)
 }
 
+// ClaimTasks reads candidates before its transaction begins, and takes none that has changed since then.
+func TestAClaimTakesNoTaskThatHasChanged(t *testing.T) {
+	t.Parallel()
+	db := open(t, nil)
+	ctx := t.Context()
+	inTx := func(fn func(tasks provider.TaskTx) (bool, error)) {
+		require.NoError(t, db.Transact(ctx, func(_ context.Context, tx *sql.Tx) error {
+			done, err := fn(db.TasksIn(tx))
+			require.True(t, done)
+			return err
+		}))
+	}
+	changed := func(to provider.TaskStatus) func(string) {
+		return func(id string) {
+			c := claimTasks(t, db, 1)[0]
+			results, err := db.ChangeTasks(ctx, []provider.TaskChange{{ID: id, Token: c.Token, To: to}})
+			require.NoError(t, err)
+			require.True(t, results[0].Applied)
+		}
+	}
+	for name, change := range map[string]func(id string){
+		"claimed":  func(string) { claimTasks(t, db, 1) },
+		"canceled": func(id string) { inTx(func(tasks provider.TaskTx) (bool, error) { return tasks.Cancel(ctx, id) }) },
+		"postponed": func(id string) {
+			inTx(func(tasks provider.TaskTx) (bool, error) { return tasks.Postpone(ctx, id, time.Now().Add(time.Hour)) })
+		},
+		"released": changed(provider.TaskPending), "failed": changed(provider.TaskFailed), "done": changed(provider.TaskDone),
+	} {
+		addTasks(t, db, taskDraft(name))
+		read, err := db.TaskCandidates(ctx, fulfilling, 1)
+		require.NoError(t, err)
+		require.Equal(t, name, read[0].ID)
+		change(name)
+		was := taskOf(t, db, name)
+		_, ok, err := db.TakeTask(ctx, read[0], fulfilling, claim.Terms{})
+		require.NoError(t, err)
+		require.False(t, ok, name)
+		require.Equal(t, was, taskOf(t, db, name), name)
+		execSQL(t, db, `delete from kinora_tasks`) // so that it does not affect the next one
+	}
+}
+
 // No statement of workers scans the table of tasks, and a claim sorts only the tasks that it
 // returns.
 func TestTaskPlans(t *testing.T) {

@@ -75,7 +75,7 @@ func Open(path string, cfg Config) (*DB, error) {
 func (f *file) handle(cfg Config) *DB {
 	cfg.RequeueWindow = cmp.Or(cfg.RequeueWindow, provider.DefaultRequeueWindow)
 	if cfg.Clock == nil {
-		cfg.Clock = time.Now //nolint:forbidigo // this is the store's clock
+		cfg.Clock = time.Now
 	}
 	db := &DB{Routes: provider.NewRoutes(cfg.Route), cfg: cfg, file: f}
 	db.events = events{db: db}
@@ -359,12 +359,11 @@ func (t table[V]) under(s *session, prefix []byte) iter.Seq2[[]byte, V] {
 // last returns the last row whose key is a prefix and a number.
 func (t table[V]) last(s *session, prefix []byte) (k []byte, v V) {
 	c := bucketOf(s.tx).Cursor()
-	k, value := c.Seek(append(t.at(prefix), 0x80)) // numbers are positive
-	if k == nil {
-		k, value = c.Last()
-	} else {
-		k, value = c.Prev()
+	step := c.Prev
+	if behind, _ := c.Seek(append(t.at(prefix), 0x80)); behind == nil { // numbers are positive
+		step = c.Last
 	}
+	k, value := step()
 	if k == nil || !bytes.HasPrefix(k, t.at(prefix)) {
 		return nil, v
 	}
