@@ -2,7 +2,9 @@ package admin_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -416,6 +418,16 @@ func TestDoctorNamesAbandonedEntriesAndTasks(t *testing.T) {
 	require.Equal(t, by, acts[0].Decision)
 	require.JSONEq(t, fmt.Sprintf(`{"seqs":[%d]}`, entries[0].Seq), string(acts[0].Detail))
 	require.Equal(t, int64(1), acts[0].Applied)
+	full := outbox.Filter{
+		Status: []outbox.Status{outbox.Failed}, Topic: "t", Key: "k", Stream: "s", Seqs: []int64{7}, Older: time.Hour, After: 1, Limit: 1, Force: true,
+	}
+	_, err = w.ops.Requeue(t.Context(), full, by)
+	require.NoError(t, err)
+	acts, err = w.ops.Acts(t.Context(), provider.ActFilter{Limit: 1})
+	require.NoError(t, err)
+	var recorded map[string]any
+	require.NoError(t, json.Unmarshal(acts[0].Detail, &recorded))
+	require.Len(t, recorded, reflect.TypeFor[outbox.Filter]().NumField()-2, "each condition is recorded, without After and Limit")
 }
 
 // What applies to other stores.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"regexp"
 	"strings"
 	"time"
@@ -169,7 +170,10 @@ func CheckTaskCancel(f TaskFilter, d Decision) error {
 	if err := CheckTaskDecision(f, d); err != nil {
 		return err
 	}
-	if f.IDs == nil && f.Kind == "" && f.Group == "" && f.GroupKind == "" && len(f.Status) == 0 && f.Code == "" {
+	if f.After, f.Limit = "", 0; len(f.Status) == 0 {
+		f.Status = nil
+	}
+	if reflect.ValueOf(f).IsZero() {
 		return fmt.Errorf("%w: filter: selects all tasks: select those to cancel", ErrInput)
 	}
 	return nil

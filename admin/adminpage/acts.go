@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/kinora-go/kinora/internal/filters"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -33,7 +34,9 @@ func actState(s provider.ActState) cell {
 }
 
 func (h *Handler) acts(ctx context.Context, q *query, v viewer) (*view, error) {
-	f := provider.ActFilter{Before: q.number("before"), Limit: rows}
+	list := filterOf[filters.Acts](q)
+	f := list.Filter()
+	f.Before, f.Limit = q.number("before"), rows
 	if q.err != nil {
 		return nil, q.err
 	}
@@ -43,9 +46,9 @@ func (h *Handler) acts(ctx context.Context, q *query, v viewer) (*view, error) {
 	}
 	t := actTable(found)
 	if len(found) == rows {
-		t.More = link("acts", "before", fmt.Sprint(found[rows-1].ID))
+		t.More = page("acts", list, "before", fmt.Sprint(found[rows-1].ID))
 	}
-	return &view{Title: "Acts", Intro: "What operators did, and requests that runners answer. Decisions about parked messages and tasks are with these.", Live: []block{{Table: t}}}, nil
+	return &view{Title: "Acts", Intro: "What operators did, and requests that runners answer. Decisions about parked messages and tasks are with these.", Live: []block{{Table: t}}, Forms: []form{find("acts", list)}}, nil
 }
 
 func (h *Handler) act(ctx context.Context, q *query, v viewer) (*view, error) {
@@ -111,17 +114,17 @@ func outcome[T any](p *view, a provider.Act) (r T, ok bool) {
 
 func (h *Handler) dryRunOutcome(p *view, a provider.Act, v viewer) {
 	var request provider.DryRunRequest
-	if json.Unmarshal(a.Detail, &request) == nil {
-		p.Live[0].Fields = append(p.Live[0].Fields, field{"Selected", plain(selection(request.Filter))})
+	isRead := json.Unmarshal(a.Detail, &request) == nil
+	list, exact := filters.OfParked(request.Filter)
+	if isRead {
+		p.Live[0].Fields = append(p.Live[0].Fields, field{"Selected", plain(selection(list))})
 	}
 	r, ok := outcome[provider.DryRunReport](p, a)
 	if ok {
 		p.Live = append(p.Live, dryRunBlocks(r, v)...)
 	}
-	f := request.Filter
-	if ok && v.by != "" && f.Projector != "" && len(f.Seqs) < 2 {
-		f.Limit, f.After = 0, 0
-		forms := decisionForms(f, "Selected: "+show(selection(f))+".")
+	if ok && isRead && exact && v.by != "" && list.Projector != "" {
+		forms := decisionForms(list, "Selected: "+show(selection(list))+".")
 		p.Forms = append(p.Forms, forms[1], forms[0])
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kinora-go/kinora/internal/filters"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -97,15 +98,10 @@ func (q *query) confirmed(want string) bool {
 }
 
 func said(page, what string, n int, pairs ...string) string {
-	return link(page, append(pairs, "said", what, "n", fmt.Sprint(n))...)
-}
-
-// single returns a sole value, and else "several".
-func single(values [][2]string) (first string) {
-	if len(values) > 0 {
-		first = values[0][1]
+	if n > 0 {
+		pairs = append(pairs, "n", fmt.Sprint(n))
 	}
-	return first
+	return link(page, append(pairs, "said", what)...)
 }
 
 func (h *Handler) setPause(ctx context.Context, q *query, d provider.Decision, paused bool) (string, error) {
@@ -197,63 +193,66 @@ func (h *Handler) generation(ctx context.Context, q *query, d provider.Decision)
 }
 
 func (h *Handler) dryRun(ctx context.Context, q *query, d provider.Decision) (string, error) {
-	f := q.parkedFilter()
+	f := actOn[filters.Parked](q)
 	if f.Projector == "" {
 		q.refuse("projector", "is missing")
 	}
 	if q.err != nil {
 		return "", q.err
 	}
-	id, err := h.ops.DryRun(ctx, f, d)
+	id, err := h.ops.DryRun(ctx, f.Filter(), d)
 	return link("act", "id", fmt.Sprint(id)), err
 }
 
 func (h *Handler) replay(ctx context.Context, q *query, d provider.Decision) (string, error) {
-	f := q.parkedFilter()
+	f := actOn[filters.Parked](q)
 	if !isOne(f) {
 		q.confirmed(f.Projector)
 	}
 	if q.err != nil {
 		return "", q.err
 	}
-	n, err := h.ops.Replay(ctx, f, d)
+	n, err := h.ops.Replay(ctx, f.Filter(), d)
 	return said("parked", "replayed", n, "projector", f.Projector), err
 }
 
 func (h *Handler) skip(ctx context.Context, q *query, d provider.Decision) (string, error) {
-	f := q.parkedFilter()
+	f := actOn[filters.Parked](q)
 	if !q.confirmed(f.Projector) {
 		return "", q.err
 	}
-	n, err := h.ops.SkipParked(ctx, f, d)
+	n, err := h.ops.SkipParked(ctx, f.Filter(), d)
 	return said("parked", "skipped", n, "projector", f.Projector), err
 }
 
 func (h *Handler) requeue(ctx context.Context, q *query, d provider.Decision) (string, error) {
-	f := q.entryFilter()
-	if len(f.Seqs) == 0 {
-		q.confirmed(single(entryValues(f)))
+	f := actOn[filters.Entries](q)
+	_, selected := filters.Selected(f)
+	if len(f.Seq) != 1 {
+		q.confirmed(selected)
 	}
 	if q.err != nil {
 		return "", q.err
 	}
-	n, err := h.ops.Requeue(ctx, f, d)
+	n, err := h.ops.Requeue(ctx, f.Filter(), d)
 	return said("outbox", "requeued", n), err
 }
 
 func (h *Handler) skipEntries(ctx context.Context, q *query, d provider.Decision) (string, error) {
-	f := q.entryFilter()
-	if !q.confirmed(single(entryValues(f))) {
+	f := actOn[filters.Entries](q)
+	_, selected := filters.Selected(f)
+	if !q.confirmed(selected) {
 		return "", q.err
 	}
-	n, err := h.ops.SkipEntries(ctx, f, d)
+	n, err := h.ops.SkipEntries(ctx, f.Filter(), d)
 	return said("outbox", "skipped-entries", n), err
 }
 
 func (h *Handler) requeueTasks(ctx context.Context, q *query, d provider.Decision) (string, error) {
-	f := q.taskFilter()
-	if len(f.IDs) == 0 {
-		q.confirmed(single(taskValues(f)))
+	f := actOn[filters.Tasks](q)
+	_, selected := filters.Selected(f)
+	if len(f.ID) != 1 {
+		q.confirmed(selected)
 	}
 	if q.err != nil {
 		return "", q.err
@@ -262,20 +261,21 @@ func (h *Handler) requeueTasks(ctx context.Context, q *query, d provider.Decisio
 	if err != nil {
 		return "", err
 	}
-	n, err := store.RequeueTasks(ctx, f, d)
+	n, err := store.RequeueTasks(ctx, f.Filter(), d)
 	return said("tasks", "requeued-tasks", n), err
 }
 
 func (h *Handler) cancelTasks(ctx context.Context, q *query, d provider.Decision) (string, error) {
-	f := q.taskFilter()
-	if !q.confirmed(single(taskValues(f))) {
+	f := actOn[filters.Tasks](q)
+	_, selected := filters.Selected(f)
+	if !q.confirmed(selected) {
 		return "", q.err
 	}
 	store, err := h.ops.Tasks()
 	if err != nil {
 		return "", err
 	}
-	n, err := store.CancelTasks(ctx, f, d)
+	n, err := store.CancelTasks(ctx, f.Filter(), d)
 	return said("tasks", "canceled-tasks", n), err
 }
 

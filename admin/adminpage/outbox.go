@@ -4,49 +4,15 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/kinora-go/kinora/internal/filters"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Lists begin with open entries: without a status a list would read all.
-var entryStatuses = []string{"open", "pending", "claimed", "failed", "held", "abandoned", "published", "skipped"}
-
-func (q *query) entryFilter() outbox.Filter {
-	f := outbox.Filter{Topic: q.text("topic"), Key: q.text("key"), Stream: q.text("stream")}
-	if seq := q.number("seq"); seq > 0 {
-		f.Seqs = []int64{seq}
-	}
-	return f
-}
-
-func entryValues(f outbox.Filter) (pairs [][2]string) {
-	seq := ""
-	if len(f.Seqs) == 1 {
-		seq = fmt.Sprint(f.Seqs[0])
-	}
-	for _, p := range [][2]string{{"topic", f.Topic}, {"key", f.Key}, {"stream", f.Stream}, {"seq", seq}} {
-		if p[1] != "" {
-			pairs = append(pairs, p)
-		}
-	}
-	return pairs
-}
-
 func (h *Handler) outbox(ctx context.Context, q *query, v viewer) (*view, error) {
-	f := q.entryFilter()
-	status := q.oneOf("status", entryStatuses...)
+	list := filterOf[filters.Entries](q)
+	f := list.Filter()
 	f.After, f.Limit = q.number("after"), rows
-	switch status {
-	case "", "open":
-		status = "open"
-		for _, s := range provider.EntryStatuses() {
-			if s.Open() {
-				f.Status = append(f.Status, s)
-			}
-		}
-	default:
-		f.Status = []outbox.Status{outbox.Status(status)}
-	}
 	if q.err != nil {
 		return nil, q.err
 	}
@@ -69,29 +35,26 @@ func (h *Handler) outbox(ctx context.Context, q *query, v viewer) (*view, error)
 			state.Mark = "bad"
 		}
 		t.Rows = append(t.Rows, []cell{to(fmt.Sprint(e.Seq), link("entry", "seq", fmt.Sprint(e.Seq))).marked("number"), at(e.CreatedAt), state, plain(e.Topic),
-			to(e.Key, link("outbox", "key", e.Key, "status", status)), plain(e.ID), num(int64(e.Attempts)), plain(e.LastError), at(e.NextAttemptAt)})
+			to(e.Key, page("outbox", filters.Entries{Key: e.Key, Status: list.Status})), plain(e.ID), num(int64(e.Attempts)), plain(e.LastError), at(e.NextAttemptAt)})
 	}
-	values := entryValues(f)
 	if len(found) == rows {
-		t.More = link("outbox", flat(values, "status", status, "after", fmt.Sprint(found[rows-1].Seq))...)
+		t.More = page("outbox", list, "after", fmt.Sprint(found[rows-1].Seq))
 	}
 	p := &view{Title: "Outbox", Intro: "Messages that relays publish. An abandoned entry holds the later ones of its key.",
 		Live: []block{{Table: counts}, {Title: "Entries", Table: t}}}
 	if pauses := pauseTable(facts); len(pauses.Rows) > 0 {
 		p.Live = append(p.Live, block{Title: "Paused", Table: pauses})
 	}
-	p.Forms = []form{{Title: "Find", Method: "get", Action: "outbox", Button: "Find", Inputs: []input{{Name: "topic", Label: "Topic", Value: f.Topic}, {Name: "key", Label: "Key", Value: f.Key},
-		{Name: "stream", Label: "Stream", Value: f.Stream}, choice("status", "Status", [][2]string{{"status", status}}, entryStatuses...)}}}
+	p.Forms = []form{find("outbox", list)}
 	if v.by == "" {
 		return p, nil
 	}
-	if len(values) > 0 {
-		confirm := values[0][1]
-		note := "All entries with the " + values[0][0] + " " + show(confirm) + "."
-		if len(values) > 1 {
-			note = "All entries with these values."
+	if name, confirm := filters.Selected(list); name != "" {
+		note := "All entries with the " + name + " " + show(confirm) + "."
+		if values := filters.Values(list); len(values) > 1 {
+			note = "All entries with these values: " + show(selection(list)) + "."
 		}
-		p.Forms = append(p.Forms, entryForms(values, note, confirm)...)
+		p.Forms = append(p.Forms, entryForms(list, note, confirm)...)
 	}
 	if f.Topic != "" {
 		paused := false
@@ -103,7 +66,8 @@ func (h *Handler) outbox(ctx context.Context, q *query, v viewer) (*view, error)
 	return p, nil
 }
 
-func entryForms(hidden [][2]string, note, confirm string) []form {
+func entryForms(list filters.Entries, note, confirm string) []form {
+	hidden := filters.Values(list)
 	return []form{
 		{Title: "Requeue", Action: "requeue", Button: "Requeue", Hidden: hidden, Inputs: []input{reason()}, Confirm: confirm,
 			Note: note + " Abandoned and failed ones are published again, perhaps at once."},
@@ -136,7 +100,7 @@ func (h *Handler) entry(ctx context.Context, q *query, v viewer) (*view, error) 
 		field{"Last attempt", at(e.LastAttemptedAt)}, field{"Published", at(e.PublishedAt)})},
 		v.private("Headers and payload", text{"Headers", headers(e.Headers)}, text{"Payload", indented(e.Payload)})}}
 	if v.by != "" && e.Status.Open() {
-		p.Forms = entryForms([][2]string{{"seq", fmt.Sprint(e.Seq)}}, "This entry alone.", "")
+		p.Forms = entryForms(filters.Entries{Seq: []int64{e.Seq}}, "This entry alone.", "")
 		p.Forms[1].Confirm = fmt.Sprint(e.Seq)
 	}
 	return p, nil

@@ -287,6 +287,52 @@ func TestSomeActsAreConfirmed(t *testing.T) {
 	require.Contains(t, w.post(at+"rebuild", "projector", "ratings", "how", "in-place", "reason", "r", "confirm", "ratings").body, "The rebuild is requested")
 }
 
+// A form acts on the rows that the page has listed, by each value of the list. If a value cannot be read back, the
+// form does nothing: another version of the page has made it, or another program the filter.
+func TestFormsSelectWhatThePageListed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.full("review-cup-ann", "reviews", "greet-1", "x", by)
+	at := w.serve(adminpage.Config{Who: everyone("ann")}, "")
+	parked := func() int {
+		all, err := w.db.Parked(t.Context(), projector.ParkedFilter{})
+		require.NoError(t, err)
+		return len(all)
+	}
+	hidden := func(address, name, value string) {
+		require.Contains(t, w.get(at+address).body, `<input type="hidden" name="`+name+`" value="`+value+`">`, address)
+	}
+	hidden("parked?projector=ratings&state=waiting", "state", "waiting")
+	hidden("parked?projector=ratings&generation=1", "generation", "1")
+	hidden("outbox?topic=reviews&status=abandoned", "status", "abandoned")
+	hidden("tasks?kind=mail%2Fgreet&status=failed", "status", "failed")
+	hidden("tasks?kind=mail%2Fgreet&group-kind=0", "group-kind", "0")
+	for _, c := range []struct{ act, confirm, form string }{
+		{"replay", "ratings", "projector=ratings&older=24h"},
+		{"skip", "ratings", "projector=ratings&types=review.posted"},
+		{"skip", "ratings", "projector=ratings&state=stuck&state=waiting"},
+		{"dry-run", "", "projector=ratings&seqs=1"},
+		{"requeue", "reviews", "topic=reviews&projector=ratings"},
+		{"skip-entries", "reviews", "topic=reviews&topic=audit"},
+		{"requeue-tasks", "mail/greet", "kind=mail%2Fgreet&age=1"},
+		{"cancel-tasks", "mail/greet", "kind=mail%2Fgreet&status=nonsense"},
+	} {
+		got := w.send(http.MethodPost, at+c.act, c.form+"&reason=r&confirm="+url.QueryEscape(c.confirm))
+		require.Equal(t, http.StatusBadRequest, got.status, "%s: %s", c.act, got.body)
+	}
+	require.Equal(t, 2, parked())
+	// One of the two is stuck, and the other one waits behind it.
+	require.Contains(t, w.post(at+"skip", "projector", "ratings", "state", "stuck", "reason", "r", "confirm", "ratings").body, "1 messages were skipped")
+	require.Contains(t, w.post(at+"cancel-tasks", "kind", "mail/greet", "status", "waiting", "reason", "r", "confirm", "mail/greet").body, "0 tasks were canceled")
+	ops, err := admin.New(w.db)
+	require.NoError(t, err)
+	id, err := ops.DryRun(t.Context(), projector.ParkedFilter{Projector: "ratings", Types: []string{"none"}}, by)
+	require.NoError(t, err)
+	_, err = ops.Await(t.Context(), id, nil)
+	require.NoError(t, err)
+	require.NotContains(t, w.get(at+"act?id="+fmt.Sprint(id)).body, "<form", "the page cannot select by type")
+}
+
 // An event leads to what caused it, what it has caused, and what shares its correlation.
 func TestCausesAreFollowed(t *testing.T) {
 	t.Parallel()

@@ -77,8 +77,8 @@ func (q *query) oneOf(name string, of ...string) string {
 func link(to string, pairs ...string) string {
 	values := url.Values{}
 	for i := 0; i+1 < len(pairs); i += 2 {
-		if pairs[i+1] != "" && pairs[i+1] != "0" {
-			values.Set(pairs[i], pairs[i+1])
+		if pairs[i+1] != "" {
+			values.Add(pairs[i], pairs[i+1])
 		}
 	}
 	if len(values) == 0 {

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/filters"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -16,8 +17,9 @@ const (
 )
 
 func (h *Handler) streamList(ctx context.Context, q *query, v viewer) (*view, error) {
-	category := q.text("category")
-	after := q.text("after")
+	list := filterOf[filters.Streams](q)
+	f := list.Filter()
+	f.After, f.Limit = q.text("after"), rows
 	if q.err != nil {
 		return nil, q.err
 	}
@@ -25,7 +27,7 @@ func (h *Handler) streamList(ctx context.Context, q *query, v viewer) (*view, er
 	if err != nil {
 		return nil, err
 	}
-	found, err := o.Streams(ctx, provider.StreamFilter{Category: category, After: after, Limit: rows})
+	found, err := o.Streams(ctx, f)
 	if err != nil {
 		return nil, err
 	}
@@ -34,10 +36,10 @@ func (h *Handler) streamList(ctx context.Context, q *query, v viewer) (*view, er
 		t.Rows = append(t.Rows, []cell{to(s.ID, link("stream", "id", s.ID)), num(s.Version)})
 	}
 	if len(found) == rows {
-		t.More = link("streams", "category", category, "after", found[rows-1].ID)
+		t.More = page("streams", list, "after", found[rows-1].ID)
 	}
 	return &view{Title: "Streams", Live: []block{{Table: t}}, Forms: []form{
-		{Title: "List", Method: "get", Action: "streams", Button: "List", Inputs: []input{{Name: "category", Label: "Category: the part before the first “-”", Value: category}, {Name: "after", Label: "After this id", Value: after}}},
+		find("streams", list, input{Name: "after", Label: "After this id", Value: f.After}),
 		{Title: "Open a stream", Method: "get", Action: "stream", Button: "Open", Inputs: []input{{Name: "id", Label: "Stream", Required: true}}},
 		{Title: "Open an event", Method: "get", Action: "event", Button: "Open", Inputs: []input{{Name: "id", Label: "Id of the event"}, {Name: "position", Label: "Or its position in the log", Type: "number"}}},
 	}}, nil

@@ -5,42 +5,14 @@ import (
 	"encoding/json"
 	"fmt"
 
+	"github.com/kinora-go/kinora/internal/filters"
 	"github.com/kinora-go/kinora/task"
 )
 
-var taskStatuses = []string{"open", "pending", "claimed", "failed", "waiting", "abandoned", "done", "undone"}
-
-func (q *query) taskFilter() task.Filter {
-	f := task.Filter{Kind: q.text("kind"), Group: q.text("group"), Code: q.text("code")}
-	if id := q.text("id"); id != "" {
-		f.IDs = []string{id}
-	}
-	return f
-}
-
-func taskValues(f task.Filter) (pairs [][2]string) {
-	id := ""
-	if len(f.IDs) == 1 {
-		id = f.IDs[0]
-	}
-	for _, p := range [][2]string{{"kind", f.Kind}, {"group", f.Group}, {"code", f.Code}, {"id", id}} {
-		if p[1] != "" {
-			pairs = append(pairs, p)
-		}
-	}
-	return pairs
-}
-
 func (h *Handler) tasks(ctx context.Context, q *query, v viewer) (*view, error) {
-	f := q.taskFilter()
-	status := q.oneOf("status", taskStatuses...)
+	list := filterOf[filters.Tasks](q)
+	f := list.Filter()
 	f.After, f.Limit = q.text("after"), rows
-	if status == "" || status == "open" {
-		status = "open"
-		f.Status = []task.Status{task.Pending, task.Claimed, task.Failed, task.Waiting, task.Abandoned}
-	} else {
-		f.Status = []task.Status{task.Status(status)}
-	}
 	if q.err != nil {
 		return nil, q.err
 	}
@@ -64,15 +36,13 @@ func (h *Handler) tasks(ctx context.Context, q *query, v viewer) (*view, error) 
 	for _, one := range found {
 		t.Rows = append(t.Rows, []cell{to(one.ID, link("task", "id", one.ID)), plain(one.Kind), taskCell(one.Status), plain(one.Code), num(int64(one.Attempts)), plain(one.Waits), at(one.CreatedAt), at(one.LastAttemptedAt), at(one.NextAt)})
 	}
-	values := taskValues(f)
 	if len(found) == rows {
-		t.More = link("tasks", flat(values, "status", status, "after", found[rows-1].ID)...)
+		t.More = page("tasks", list, "after", found[rows-1].ID)
 	}
 	p := &view{Title: "Tasks", Intro: "Calls to other systems, timers and processes. An abandoned task needs a decision.", Live: []block{{Table: counts}, {Title: "Tasks", Table: t}}}
-	p.Forms = []form{{Title: "Find", Method: "get", Action: "tasks", Button: "Find", Inputs: []input{{Name: "kind", Label: "Kind", Value: f.Kind}, {Name: "group", Label: "Group", Value: f.Group},
-		{Name: "code", Label: "Code", Value: f.Code}, choice("status", "Status", [][2]string{{"status", status}}, taskStatuses...)}}}
-	if v.by != "" && len(values) > 0 {
-		p.Forms = append(p.Forms, taskForms(values, "All tasks with the "+values[0][0]+" "+show(values[0][1])+", and the other values.", values[0][1])...)
+	p.Forms = []form{find("tasks", list)}
+	if name, confirm := filters.Selected(list); v.by != "" && name != "" {
+		p.Forms = append(p.Forms, taskForms(list, "All tasks with these values: "+show(selection(list))+".", confirm)...)
 	}
 	return p, nil
 }
@@ -84,7 +54,8 @@ func taskCell(s task.Status) cell {
 	return plain(string(s))
 }
 
-func taskForms(hidden [][2]string, note, confirm string) []form {
+func taskForms(list filters.Tasks, note, confirm string) []form {
+	hidden := filters.Values(list)
 	return []form{
 		{Title: "Run again", Action: "requeue-tasks", Button: "Requeue", Hidden: hidden, Inputs: []input{reason()}, Confirm: confirm,
 			Note: note + " Abandoned and failed ones run again, perhaps at once. Recorded steps do not run again."},
@@ -130,13 +101,13 @@ func (h *Handler) task(ctx context.Context, q *query, v viewer) (*view, error) {
 		return nil, err
 	}
 	p := &view{Title: "Task " + show(t.ID), Live: []block{{Fields: fields(
-		field{"Status", taskCell(t.Status)}, field{"Kind", to(t.Kind, link("tasks", "kind", t.Kind))}, field{"Group", to(t.Group, link("tasks", "group", t.Group, "status", "open"))}, field{"Direction", plain(direction)},
+		field{"Status", taskCell(t.Status)}, field{"Kind", to(t.Kind, link("tasks", "kind", t.Kind))}, field{"Group", to(t.Group, link("tasks", "group", t.Group))}, field{"Direction", plain(direction)},
 		field{"Version", plain(fmt.Sprint(t.Version))}, field{"Attempts", plain(fmt.Sprint(t.Attempts))}, field{"Waits for", plain(t.Waits)}, field{"Code", plain(t.Code)},
 		field{"Claimed by", plain(t.ClaimedBy)}, field{"Created", at(t.CreatedAt)}, field{"Last attempt", at(t.LastAttemptedAt)}, field{"Next", at(t.NextAt)}, field{"Ended", at(t.EndedAt)})},
 		{Title: "What happened", Table: history},
 		v.private("Input, steps and result", text{"Input", indented(t.Input)}, text{"Steps", indented(state)}, text{"Result", indented(t.Result)})}}
 	if v.by != "" && !t.Status.Final() {
-		p.Forms = taskForms([][2]string{{"id", t.ID}}, "This task.", "")
+		p.Forms = taskForms(filters.Tasks{ID: []string{t.ID}}, "This task.", "")
 		p.Forms[1].Confirm = t.ID
 		if t.Status == task.Abandoned {
 			p.Forms = append(p.Forms, form{Title: "Its work was done by hand", Action: "complete-task", Button: "Complete", Hidden: [][2]string{{"id", t.ID}}, Confirm: t.ID, Danger: true,

@@ -81,6 +81,15 @@ func parkedFilters(s *stage) {
 		c.f.Projector = s.name
 		same(s, name, idsOfParked(s.list(c.f)), c.want)
 	}
+	foreign := map[string]any{"States": []provider.ParkedState{}} // the rows have all states
+	selectsNone(s, "listed", foreign, func(f provider.ParkedFilter) int { return len(s.list(f)) })
+	for _, to := range []provider.ParkedState{waiting, provider.StateSkipped} {
+		selectsNone(s, "decided about", foreign, func(f provider.ParkedFilter) int {
+			n, err := s.db.Decide(s.ctx, f, to, ann)
+			s.ok(err, "decide")
+			return n
+		})
+	}
 	same(s, "of another projector", len(s.list(provider.ParkedFilter{Projector: s.name + "x"})), 0)
 	same(s, "of any projector", idsOfParked(s.list(provider.ParkedFilter{After: rows[0].Seq - 1, Limit: 2})), []string{"m-1", "m-2"})
 	same(s, "open messages", len(s.rows()), 6)

@@ -156,6 +156,15 @@ func filters(s *stage) {
 			same(s, "an entry of "+name, plain(e), s.entry(e.Seq))
 		}
 	}
+	notForced := map[string]any{"Force": nil}
+	selectsNone(s, "entries listed", notForced, func(f outbox.Filter) int { return len(s.entries(f)) })
+	for _, change := range []func(context.Context, outbox.Filter) (int, error){s.db.Requeue, s.db.Skip} {
+		selectsNone(s, "entries changed", notForced, func(f outbox.Filter) int {
+			n, err := change(s.ctx, f)
+			s.ok(err, "requeue or skip")
+			return n
+		})
+	}
 	s.enqueue(line(100, "mail", "")...)
 	got, err := s.db.Entries(s.ctx, outbox.Filter{})
 	s.ok(err, "list without a limit")

@@ -213,6 +213,7 @@ func addActs(s *stage) {
 	same(s, "by kind", numbers(provider.ActFilter{Kind: "outbox"}), nil)
 	same(s, "by no ids", numbers(provider.ActFilter{IDs: []int64{}}), nil)
 	same(s, "a page", numbers(provider.ActFilter{Limit: 1, Before: ids[2]}), []int64{ids[1]})
+	selectsNone(s, "acts", map[string]any{"Before": int64(1)}, func(f provider.ActFilter) int { return len(s.acts(f)) })
 	a := s.act(ids[0])
 	same(s, "act", []any{a.Verb, a.Kind, a.Name, a.Decision, a.State, string(compact(a.Detail))},
 		[]any{"verify", provider.PauseProjector, s.name, decided, provider.ActRequested, `{"a":1}`})
@@ -368,6 +369,7 @@ func listStreams(s *stage) {
 	same(s, "of a category", list(provider.StreamFilter{Category: "a"}), []string{"a-1", "a-2", "a-z\U0010FFFF"})
 	same(s, "a page", list(provider.StreamFilter{Category: "a", After: "a-1", Limit: 1}), []string{"a-2"})
 	same(s, "none", list(provider.StreamFilter{Category: "c"}), nil)
+	selectsNone(s, "streams", map[string]any{"After": "\U0010FFFF"}, func(f provider.StreamFilter) int { return len(list(f)) })
 	for _, f := range []provider.StreamFilter{{Category: "a\x00"}, {After: "\xff"}, {After: strings.Repeat("a", 256)}} {
 		_, err := s.operations().Streams(s.ctx, f)
 		s.invalid(err, "list streams by such a text")

@@ -1,6 +1,7 @@
 package providertest
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -87,6 +88,16 @@ func taskFilters(s *stage) {
 	}, "abandoned")
 	for _, t := range all {
 		s.selects(provider.TaskFilter{IDs: mine, Status: statuses(t.Status)}, string(t.Status))
+	}
+	behind := map[string]any{"After": "\U0010FFFF"}
+	selectsNone(s, "tasks listed", behind, func(f provider.TaskFilter) int { return len(s.listTasks(f)) })
+	behind["After"] = nil // alone it is no condition of a decision
+	for _, decide := range []func(context.Context, provider.TaskFilter, provider.Decision) (int, error){s.tasks.RequeueTasks, s.tasks.CancelTasks} {
+		selectsNone(s, "tasks changed", behind, func(f provider.TaskFilter) int {
+			n, err := decide(s.ctx, f, ann)
+			s.ok(err, "decide")
+			return n
+		})
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"io"
 
 	"github.com/kinora-go/kinora/admin"
+	"github.com/kinora-go/kinora/internal/filters"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -16,10 +17,10 @@ type actsCmd struct {
 }
 
 type actsLsCmd struct {
-	Open    bool  `help:"Only requests that are not over."`
-	Before  int64 `placeholder:"N" help:"Only smaller numbers: the next page."`
-	Payload bool  `help:"With --json: also the details and outcomes, which may have data of users."`
-	page    `embed:""`
+	filters.Acts `embed:""`
+	Before       int64 `placeholder:"N" help:"Only smaller numbers: the next page."`
+	Payload      bool  `help:"With --json: also the details and outcomes, which may have data of users."`
+	page         `embed:""`
 }
 
 const actHead = "act | at (UTC) | what | target | state | by | reason | progress"
@@ -38,10 +39,8 @@ func actRows(acts []provider.Act) (rows [][]string) {
 // Run prints the list.
 func (c *actsLsCmd) Run(ctx context.Context, app *App) error {
 	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
-		f := provider.ActFilter{Before: c.Before, Limit: c.Limit}
-		if c.Open {
-			f.States = []provider.ActState{provider.ActRequested, provider.ActRunning}
-		}
+		f := c.Filter()
+		f.Before, f.Limit = c.Before, c.Limit
 		list, err := ops.Acts(ctx, f)
 		if err != nil {
 			return err

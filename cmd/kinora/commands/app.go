@@ -25,6 +25,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/kinora-go/kinora/admin"
+	"github.com/kinora-go/kinora/internal/filters"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
@@ -136,13 +137,14 @@ func (c *Commands) AfterApply(app *App) error {
 	return nil
 }
 
-// Vars are the variables that the help of Commands uses. A program that embeds Commands passes them to kong.
+// Vars are the variables that the flags of Commands use. A program that embeds Commands passes them to kong.
 func Vars() kong.Vars {
-	name := ""
+	vars := kong.Vars(filters.Vars())
+	vars["user"] = ""
 	if u, err := user.Current(); err == nil {
-		name = u.Username
+		vars["user"] = u.Username
 	}
-	return kong.Vars{"user": name}
+	return vars
 }
 
 // usageError is the error of a command line that cannot be carried out. The exit status is 2.

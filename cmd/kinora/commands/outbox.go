@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/admin"
+	"github.com/kinora-go/kinora/internal/filters"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -22,25 +23,10 @@ type outboxCmd struct {
 	Resume  outboxResumeCmd  `cmd:"" help:"Resume a topic."`
 }
 
-type entryFlags struct {
-	Topic  string  `help:"Only this topic."`
-	Key    string  `help:"Only this ordering key."`
-	Stream string  `help:"Only entries of the events of this stream."`
-	Seq    []int64 `placeholder:"N" help:"Only these numbers."`
-}
-
-func (f entryFlags) filter() outbox.Filter {
-	return outbox.Filter{Topic: f.Topic, Key: f.Key, Stream: f.Stream, Seqs: f.Seq}
-}
-
-func (f entryFlags) selects() bool { return f.Topic+f.Key+f.Stream != "" || len(f.Seq) > 0 }
-
 type outboxLsCmd struct {
-	entryFlags `embed:""`
-	Status     []string      `enum:"pending,claimed,published,failed,held,abandoned,skipped" default:"pending,claimed,failed,held,abandoned" help:"Only these statuses. By default those that are open."`
-	Older      time.Duration `help:"Only entries that are older than this."`
-	After      int64         `placeholder:"N" help:"Only greater numbers: the next page."`
-	page       `embed:""`
+	filters.Entries `embed:""`
+	After           int64 `placeholder:"N" help:"Only greater numbers: the next page."`
+	page            `embed:""`
 }
 
 // entry is an entry as JSON.
@@ -76,11 +62,8 @@ func entryOf(e outbox.Entry, payload bool) entry {
 // Run prints the list.
 func (c *outboxLsCmd) Run(ctx context.Context, app *App) error {
 	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
-		f := c.filter()
-		f.Older, f.After, f.Limit = c.Older, c.After, c.Limit
-		for _, status := range c.Status {
-			f.Status = append(f.Status, outbox.Status(status))
-		}
+		f := c.Filter()
+		f.After, f.Limit = c.After, c.Limit
 		found, err := s.Store.Entries(ctx, f)
 		if err != nil {
 			return err
@@ -124,18 +107,15 @@ func (c *outboxShowCmd) Run(ctx context.Context, app *App) error {
 }
 
 type outboxRequeueCmd struct {
-	entryFlags `embed:""`
-	All        bool `help:"All abandoned and failed entries."`
-	Force      bool `help:"Also entries whose last attempt is older than the window of the consumers' markers: they may take effect again."`
-	decision   `embed:""`
+	filters.Entries `embed:""`
+	All             bool `help:"All abandoned and failed entries."`
+	Force           bool `help:"Also entries whose last attempt is older than the window of the consumers' markers: they may take effect again."`
+	decision        `embed:""`
 }
 
 // Validate is called by kong.
 func (c *outboxRequeueCmd) Validate() error {
-	if c.selects() == c.All {
-		return errors.New("select entries with --seq, --key, --topic or --stream, or use --all alone")
-	}
-	return nil
+	return selects(c.Entries, c.All, true)
 }
 
 // Run requeues entries.
@@ -144,7 +124,7 @@ func (c *outboxRequeueCmd) Run(ctx context.Context, app *App) error {
 		return err
 	}
 	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
-		f := c.filter()
+		f := c.Filter()
 		f.Force = c.Force
 		n, err := ops.Requeue(ctx, f, c.decision.decision())
 		if errors.Is(err, outbox.ErrStale) {
@@ -159,16 +139,13 @@ func (c *outboxRequeueCmd) Run(ctx context.Context, app *App) error {
 }
 
 type outboxSkipCmd struct {
-	entryFlags `embed:""`
-	decision   `embed:""`
+	filters.Entries `embed:""`
+	decision        `embed:""`
 }
 
 // Validate is called by kong.
 func (c *outboxSkipCmd) Validate() error {
-	if !c.selects() {
-		return errors.New("select entries with --seq, --key, --topic or --stream")
-	}
-	return nil
+	return selects(c.Entries, false, false)
 }
 
 // Run skips entries.
@@ -177,7 +154,7 @@ func (c *outboxSkipCmd) Run(ctx context.Context, app *App) error {
 		return err
 	}
 	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
-		n, err := ops.SkipEntries(ctx, c.filter(), c.decision.decision())
+		n, err := ops.SkipEntries(ctx, c.Filter(), c.decision.decision())
 		if err != nil {
 			return err
 		}

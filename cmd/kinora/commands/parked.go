@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/admin"
+	"github.com/kinora-go/kinora/internal/filters"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -21,37 +22,10 @@ type parkedCmd struct {
 	Skip   parkedSkipCmd   `cmd:"" help:"Give parked messages up, so that the messages behind them are applied."`
 }
 
-type parkedFlags struct {
-	Projector  string  `help:"Only messages of this projector."`
-	Generation int     `help:"Only messages of this generation. Zero means all."`
-	Handler    string  `help:"Only messages that failed in this handler: projector/handler."`
-	Key        string  `help:"Only this ordering key."`
-	Class      string  `enum:",permanent,unknown,transient,held" default:"" placeholder:"CLASS" help:"Only this class: permanent, unknown, transient or held."`
-	Code       string  `help:"Only this code."`
-	Seq        []int64 `placeholder:"N" help:"Only these numbers."`
-}
-
-func (f parkedFlags) filter() projector.ParkedFilter {
-	p := projector.ParkedFilter{Projector: f.Projector, Generation: f.Generation, Handler: f.Handler, Key: f.Key, Code: f.Code, Seqs: f.Seq}
-	if f.Class != "" {
-		class := provider.ParseClass(f.Class)
-		p.Class = &class
-	}
-	return p
-}
-
-// selects reports whether the flags select some of the messages of a projector.
-func (f parkedFlags) selects() bool {
-	return f.Handler+f.Key+f.Class+f.Code != "" || len(f.Seq) > 0
-}
-
-var errSelect = errors.New("select messages with --seq, --key, --class, --code or --handler, or use --all")
-
 type parkedLsCmd struct {
-	parkedFlags `embed:""`
-	State       string `enum:"open,waiting,stuck,replayed,skipped" default:"open" help:"Only this state: waiting (retried automatically), stuck (a person must decide), open (both), replayed or skipped."`
-	After       int64  `placeholder:"N" help:"Only greater numbers: the next page."`
-	page        `embed:""`
+	filters.Parked `embed:""`
+	After          int64 `placeholder:"N" help:"Only greater numbers: the next page."`
+	page           `embed:""`
 }
 
 // message is a parked message as JSON.
@@ -94,11 +68,8 @@ func messageOf(p projector.Parked, payload bool) message {
 // Run prints the list.
 func (c *parkedLsCmd) Run(ctx context.Context, app *App) error {
 	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
-		f := c.filter()
+		f := c.Filter()
 		f.After, f.Limit = c.After, c.Limit
-		if c.State != "open" {
-			f.States = []projector.ParkedState{provider.ParseParkedState(c.State)}
-		}
 		found, err := ops.Parked(ctx, f)
 		if err != nil {
 			return err
@@ -146,12 +117,12 @@ func (c *parkedShowCmd) Run(ctx context.Context, app *App) error {
 }
 
 type parkedDryRunCmd struct {
-	parkedFlags `embed:""`
-	All         bool          `help:"All parked messages of the projector, at most --limit."`
-	Payload     bool          `help:"Show the rows that would change, and the texts of errors, which may have data of users."`
-	Wait        time.Duration `default:"1m" help:"How long to wait for a runner."`
-	page        `embed:""`
-	decision    `embed:""`
+	filters.Parked `embed:""`
+	All            bool          `help:"All parked messages of the projector, at most --limit."`
+	Payload        bool          `help:"Show the rows that would change, and the texts of errors, which may have data of users."`
+	Wait           time.Duration `default:"1m" help:"How long to wait for a runner."`
+	page           `embed:""`
+	decision       `embed:""`
 }
 
 // Validate is called by kong.
@@ -159,16 +130,16 @@ func (c *parkedDryRunCmd) Validate() error {
 	switch {
 	case c.Projector == "":
 		return errors.New("--projector is missing")
-	case c.selects() == c.All:
-		return errSelect
+	case c.Limit < 1:
+		return c.page.Validate()
 	}
-	return c.page.Validate()
+	return selects(c.Parked, c.All, true)
 }
 
 // Run prints what a replay would do.
 func (c *parkedDryRunCmd) Run(ctx context.Context, app *App) error {
 	return app.with(ctx, func(s *Session, ops *admin.Admin) error {
-		f := c.filter()
+		f := c.Filter()
 		f.Limit = c.Limit
 		report, err := c.dryRun(ctx, app, s, ops, f)
 		if err != nil {
@@ -231,28 +202,25 @@ func (c *parkedDryRunCmd) dryRun(ctx context.Context, app *App, s *Session, ops 
 }
 
 type parkedReplayCmd struct {
-	parkedFlags `embed:""`
-	All         bool          `help:"All parked messages of the projector."`
-	Wait        time.Duration `default:"1m" help:"How long to wait until they are applied. Zero means not at all."`
-	decision    `embed:""`
+	filters.Parked `embed:""`
+	All            bool          `help:"All parked messages of the projector."`
+	Wait           time.Duration `default:"1m" help:"How long to wait until they are applied. Zero means not at all."`
+	decision       `embed:""`
 }
 
 // Validate is called by kong.
 func (c *parkedReplayCmd) Validate() error {
-	switch {
-	case c.Projector == "" && len(c.Seq) == 0:
+	if c.Projector == "" && len(c.Seq) == 0 {
 		return errors.New("--projector is missing, or --seq")
-	case c.selects() == c.All:
-		return errSelect
 	}
-	return nil
+	return selects(c.Parked, c.All, true)
 }
 
 // Run makes the messages due, and waits until they are applied: by the handlers of this binary, or by a
 // running runner.
 func (c *parkedReplayCmd) Run(ctx context.Context, app *App) error {
 	return app.with(ctx, func(s *Session, ops *admin.Admin) error {
-		f := c.filter()
+		f := c.Filter()
 		n, err := ops.Replay(ctx, f, c.decision.decision())
 		if err != nil {
 			return err
@@ -260,7 +228,7 @@ func (c *parkedReplayCmd) Run(ctx context.Context, app *App) error {
 		if n == 0 {
 			return errors.New("no message was selected: list them with 'parked ls'")
 		}
-		f.Class, f.Code, f.Handler = nil, "", "" // they change when a message fails for another reason
+		f.Class, f.Code, f.Handler, f.States = nil, "", "", nil // they change when a message fails for another reason
 		waiting, stuck, err := c.finish(ctx, s, ops, f)
 		if err != nil {
 			return err
@@ -316,20 +284,17 @@ func count(ctx context.Context, ops *admin.Admin, f projector.ParkedFilter) (wai
 }
 
 type parkedSkipCmd struct {
-	parkedFlags `embed:""`
-	All         bool `help:"All parked messages of the projector."`
-	decision    `embed:""`
+	filters.Parked `embed:""`
+	All            bool `help:"All parked messages of the projector."`
+	decision       `embed:""`
 }
 
 // Validate is called by kong.
 func (c *parkedSkipCmd) Validate() error {
-	switch {
-	case c.Projector == "" && len(c.Seq) == 0:
+	if c.Projector == "" && len(c.Seq) == 0 {
 		return errors.New("--projector is missing, or --seq")
-	case c.selects() == c.All:
-		return errSelect
 	}
-	return nil
+	return selects(c.Parked, c.All, true)
 }
 
 // Run skips the messages.
@@ -338,7 +303,7 @@ func (c *parkedSkipCmd) Run(ctx context.Context, app *App) error {
 		return err
 	}
 	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
-		n, err := ops.SkipParked(ctx, c.filter(), c.decision.decision())
+		n, err := ops.SkipParked(ctx, c.Filter(), c.decision.decision())
 		if err != nil {
 			return err
 		}

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/admin"
-	"github.com/kinora-go/kinora/provider"
+	"github.com/kinora-go/kinora/internal/filters"
 )
 
 type streamsCmd struct {
@@ -30,9 +30,9 @@ func (p page) Validate() error {
 }
 
 type streamsLsCmd struct {
-	Category string `help:"Only streams of this category: the part of the id before the first \"-\"."`
-	After    string `help:"Only greater ids: the next page."`
-	page     `embed:""`
+	filters.Streams `embed:""`
+	After           string `help:"Only greater ids: the next page."`
+	page            `embed:""`
 }
 
 // Run prints the list.
@@ -42,7 +42,9 @@ func (c *streamsLsCmd) Run(ctx context.Context, app *App) error {
 		if err != nil {
 			return err
 		}
-		list, err := o.Streams(ctx, provider.StreamFilter{Category: c.Category, After: c.After, Limit: c.Limit})
+		f := c.Filter()
+		f.After, f.Limit = c.After, c.Limit
+		list, err := o.Streams(ctx, f)
 		if err != nil {
 			return err
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/admin"
+	"github.com/kinora-go/kinora/internal/filters"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/task"
 )
@@ -33,24 +34,10 @@ func (a *App) withTasks(ctx context.Context, do func(tasks provider.TaskInspecto
 	})
 }
 
-type taskFlags struct {
-	ID    []string `placeholder:"ID" help:"Only these ids."`
-	Kind  string   `help:"Only this kind: domain/name."`
-	Group string   `help:"Only tasks of this group."`
-	Code  string   `help:"Only tasks whose last failure has this code."`
-}
-
-func (f taskFlags) filter() task.Filter {
-	return task.Filter{IDs: f.ID, Kind: f.Kind, Group: f.Group, Code: f.Code}
-}
-
-func (f taskFlags) selects() bool { return len(f.ID) > 0 || f.Kind+f.Group+f.Code != "" }
-
 type tasksLsCmd struct {
-	taskFlags `embed:""`
-	Status    []string `enum:"pending,claimed,failed,waiting,done,undone,abandoned" default:"pending,claimed,failed,waiting,abandoned" help:"Only these statuses. By default those that are not over."`
-	After     string   `placeholder:"ID" help:"Only greater ids: the next page."`
-	page      `embed:""`
+	filters.Tasks `embed:""`
+	After         string `placeholder:"ID" help:"Only greater ids: the next page."`
+	page          `embed:""`
 }
 
 // taskRow is a task as JSON.
@@ -98,11 +85,8 @@ func taskOf(t task.Task, payload bool) taskRow {
 // Run prints the list.
 func (c *tasksLsCmd) Run(ctx context.Context, app *App) error {
 	return app.withTasks(ctx, func(tasks provider.TaskInspector) error {
-		f := c.filter()
+		f := c.Filter()
 		f.After, f.Limit = c.After, c.Limit
-		for _, status := range c.Status {
-			f.Status = append(f.Status, task.Status(status))
-		}
 		found, err := tasks.Tasks(ctx, f)
 		if err != nil {
 			return err
@@ -163,17 +147,14 @@ func (c *tasksShowCmd) Run(ctx context.Context, app *App) error {
 }
 
 type tasksRequeueCmd struct {
-	taskFlags `embed:""`
-	All       bool `help:"All abandoned and failed tasks."`
-	decision  `embed:""`
+	filters.Tasks `embed:""`
+	All           bool `help:"All abandoned and failed tasks."`
+	decision      `embed:""`
 }
 
 // Validate is called by kong.
 func (c *tasksRequeueCmd) Validate() error {
-	if c.selects() == c.All {
-		return errors.New("select tasks with --id, --kind, --group or --code, or use --all alone")
-	}
-	return nil
+	return selects(c.Tasks, c.All, true)
 }
 
 // Run requeues tasks.
@@ -182,7 +163,7 @@ func (c *tasksRequeueCmd) Run(ctx context.Context, app *App) error {
 		return err
 	}
 	return app.withTasks(ctx, func(tasks provider.TaskInspector) error {
-		n, err := tasks.RequeueTasks(ctx, c.filter(), c.decision.decision())
+		n, err := tasks.RequeueTasks(ctx, c.Filter(), c.decision.decision())
 		if err != nil {
 			return err
 		}
@@ -191,16 +172,13 @@ func (c *tasksRequeueCmd) Run(ctx context.Context, app *App) error {
 }
 
 type tasksCancelCmd struct {
-	taskFlags `embed:""`
-	decision  `embed:""`
+	filters.Tasks `embed:""`
+	decision      `embed:""`
 }
 
 // Validate is called by kong.
 func (c *tasksCancelCmd) Validate() error {
-	if !c.selects() {
-		return errors.New("select tasks with --id, --kind, --group or --code")
-	}
-	return nil
+	return selects(c.Tasks, false, false)
 }
 
 // Run cancels tasks.
@@ -209,7 +187,7 @@ func (c *tasksCancelCmd) Run(ctx context.Context, app *App) error {
 		return err
 	}
 	return app.withTasks(ctx, func(tasks provider.TaskInspector) error {
-		n, err := tasks.CancelTasks(ctx, c.filter(), c.decision.decision())
+		n, err := tasks.CancelTasks(ctx, c.Filter(), c.decision.decision())
 		if err != nil {
 			return err
 		}

@@ -1,0 +1,71 @@
+package adminpage
+
+import (
+	"cmp"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/kinora-go/kinora/internal/filters"
+)
+
+// filterOf reads a list of package filters from the values of a request.
+func filterOf[L any](q *query) L {
+	list, err := filters.Read[L](func(name string) []string { return q.values[name] })
+	if err != nil && q.err == nil {
+		q.err = problem{http.StatusBadRequest, fmt.Sprintf("The value of %s.", err)}
+	}
+	return list
+}
+
+// actOn is filterOf for an act. A form with a value that is not in the list is refused: without the value, the act
+// would select more rows than the person has seen.
+func actOn[L any](q *query) L {
+	list := filterOf[L](q)
+	read := map[string][]string{"reason": q.values["reason"], "confirm": q.values["confirm"]}
+	for _, f := range filters.Fields(list) {
+		read[f.Name] = f.Values
+	}
+	for name, given := range q.values {
+		given = slices.DeleteFunc(slices.Clone(given), func(s string) bool { return s == "" })
+		if len(given) > 0 && !slices.Equal(given, read[name]) {
+			q.refuse(name, "cannot be read back: nothing was changed. Open the page again")
+		}
+	}
+	return list
+}
+
+// find is the form of a list. Its inputs are the fields that have a label.
+func find(page string, list any, more ...input) form {
+	f := form{Title: "Find", Method: "get", Action: page, Button: "Find"}
+	for _, field := range filters.Fields(list) {
+		i := input{Name: field.Name, Label: field.Label, Value: cmp.Or(strings.Join(field.Values, ","), field.Default)}
+		for _, o := range field.Options {
+			i.Type, i.Options = "select", append(i.Options, [2]string{o, cmp.Or(o, "any")})
+		}
+		if i.Label != "" {
+			f.Inputs = append(f.Inputs, i)
+		}
+	}
+	f.Inputs = append(f.Inputs, more...)
+	return f
+}
+
+// selection describes a list.
+func selection(list any) string {
+	var parts []string
+	for _, p := range filters.Values(list) {
+		parts = append(parts, p[0]+" "+p[1])
+	}
+	return strings.Join(parts, ", ")
+}
+
+// page is a link to a list.
+func page(to string, list any, more ...string) string {
+	var all []string
+	for _, p := range filters.Values(list) {
+		all = append(all, p[0], p[1])
+	}
+	return link(to, append(all, more...)...)
+}

@@ -1,0 +1,143 @@
+// Package filters lists the fields of the filters of package provider as people give them: in flags,
+// in forms and in links. Each list is a struct. A field is a flag of the command, and a value of
+// the page; it must also be in Filter, and in the conditions of the providers. Tests of this package and
+// the suites of package providertest fail for a field that is missing in one of them.
+//
+// The tags are those of kong, which reads a list as flags. Two more are for the page and the checks:
+// label makes a field an input of the form that finds rows, and narrows:"only" means that the field alone
+// does not select rows for an act.
+package filters
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kinora-go/kinora/provider"
+)
+
+// Parked is a provider.ParkedFilter.
+type Parked struct {
+	Projector  string  `narrows:"only" label:"Projector" help:"Only messages of this projector."`
+	Generation int     `narrows:"only" help:"Only messages of this generation. Zero means all."`
+	Handler    string  `label:"Handler (projector/handler)" help:"Only messages that failed in this handler: projector/handler."`
+	Key        string  `label:"Key" help:"Only this ordering key."`
+	Class      string  `label:"Class" enum:",permanent,unknown,transient,held" default:"" placeholder:"CLASS" help:"Only this class: permanent, unknown, transient or held."`
+	Code       string  `label:"Code" help:"Only this code."`
+	Seq        []int64 `placeholder:"N" help:"Only these numbers."`
+	State      string  `narrows:"only" label:"State" enum:"open,waiting,stuck,replayed,skipped" default:"open" help:"Only this state: waiting (retried automatically), stuck (a person must decide), open (both), replayed or skipped."`
+}
+
+// Filter returns the filter without After and Limit.
+func (p Parked) Filter() provider.ParkedFilter {
+	f := provider.ParkedFilter{Projector: p.Projector, Generation: p.Generation, Handler: p.Handler, Key: p.Key, Code: p.Code, Seqs: p.Seq}
+	if p.Class != "" {
+		class := provider.ParseClass(p.Class)
+		f.Class = &class
+	}
+	if p.State != "" && p.State != open {
+		f.States = []provider.ParkedState{provider.ParseParkedState(p.State)}
+	}
+	return f
+}
+
+// OfParked is the inverse of Parked.Filter, and ignores After and Limit. It returns false if the list does not select the
+// same messages as f.
+func OfParked(f provider.ParkedFilter) (Parked, bool) {
+	p := Parked{Projector: f.Projector, Generation: f.Generation, Handler: f.Handler, Key: f.Key, Code: f.Code, Seq: f.Seqs}
+	if f.Class != nil {
+		p.Class = f.Class.String()
+	}
+	if len(f.States) == 1 {
+		p.State = f.States[0].String()
+	}
+	f.After, f.Limit = 0, 0
+	return p, reflect.DeepEqual(p.Filter(), f)
+}
+
+// Entries is a provider.EntryFilter. Force is a flag of the command that requeues.
+type Entries struct {
+	Topic  string        `label:"Topic" help:"Only this topic."`
+	Key    string        `label:"Key" help:"Only this ordering key."`
+	Stream string        `label:"Stream" help:"Only entries of the events of this stream."`
+	Seq    []int64       `placeholder:"N" help:"Only these numbers."`
+	Older  time.Duration `narrows:"only" help:"Only entries that are older than this."`
+	Status []string      `narrows:"only" label:"Status" enum:"open,${entry_statuses}" default:"open" help:"Only these statuses. By default those that are open."`
+}
+
+// Filter returns the filter without After, Limit and Force.
+func (e Entries) Filter() provider.EntryFilter {
+	return provider.EntryFilter{
+		Topic: e.Topic, Key: e.Key, Stream: e.Stream, Seqs: e.Seq, Older: e.Older, Status: statuses(e.Status, provider.EntryStatuses(), provider.EntryStatus.Open),
+	}
+}
+
+// Tasks is a provider.TaskFilter.
+type Tasks struct {
+	ID        []string `placeholder:"ID" help:"Only these ids."`
+	Kind      string   `label:"Kind" help:"Only this kind: domain/name."`
+	Group     string   `label:"Group" help:"Only tasks of this group."`
+	GroupKind string   `name:"group-kind" help:"Only tasks of groups of this kind."`
+	Code      string   `label:"Code" help:"Only tasks whose last failure has this code."`
+	Status    []string `narrows:"only" label:"Status" enum:"open,${task_statuses}" default:"open" help:"Only these statuses. By default those that are not over."`
+}
+
+// Filter returns the filter without After and Limit.
+func (t Tasks) Filter() provider.TaskFilter {
+	return provider.TaskFilter{
+		IDs: t.ID, Kind: t.Kind, Group: t.Group, GroupKind: t.GroupKind, Code: t.Code,
+		Status: statuses(t.Status, provider.TaskStatuses(), func(s provider.TaskStatus) bool { return !s.Final() }),
+	}
+}
+
+// Acts is a provider.ActFilter.
+type Acts struct {
+	Verb []string `help:"Only these verbs."`
+	Kind string   `label:"Kind of the target" help:"Only acts on targets of this kind."`
+	Name string   `label:"Name of the target" help:"Only acts on the target of this name."`
+	Open bool     `help:"Only requests that are not over."`
+}
+
+// Filter returns the filter without IDs, Before and Limit.
+func (a Acts) Filter() provider.ActFilter {
+	f := provider.ActFilter{Verbs: a.Verb, Kind: a.Kind, Name: a.Name}
+	if a.Open {
+		f.States = []provider.ActState{provider.ActRequested, provider.ActRunning}
+	}
+	return f
+}
+
+// Streams is a provider.StreamFilter.
+type Streams struct {
+	Category string `label:"Category: the part before the first “-”" help:"Only streams of this category: the part of the id before the first \"-\"."`
+}
+
+// Filter returns the filter without After and Limit.
+func (s Streams) Filter() provider.StreamFilter { return provider.StreamFilter{Category: s.Category} }
+
+// open is all states or statuses of rows that are not over. It is the default.
+const open = "open"
+
+// statuses returns the statuses with these names, which are some of all.
+func statuses[S ~string](names []string, all []S, isOpen func(S) bool) (some []S) {
+	for _, s := range all {
+		if slices.Contains(names, string(s)) || (len(names) == 0 || slices.Contains(names, open)) && isOpen(s) {
+			some = append(some, s)
+		}
+	}
+	return some
+}
+
+// Vars are the lists of names in tags, for kong.
+func Vars() map[string]string {
+	return map[string]string{"entry_statuses": joined(provider.EntryStatuses()), "task_statuses": joined(provider.TaskStatuses())}
+}
+
+func joined[S ~string](all []S) string {
+	names := make([]string, len(all))
+	for i, s := range all {
+		names[i] = string(s)
+	}
+	return strings.Join(names, ",")
+}
