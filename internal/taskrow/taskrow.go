@@ -1,5 +1,6 @@
-// Package taskrow has the changes of a task that stores without JSON statements of their own make
-// in Go: read the row, change it, and write it, all under one lock.
+// Package taskrow has the rules of tasks for stores that apply them in Go: claims, changes of workers,
+// answers, and decisions. The store reads a row, calls a method, and writes the row that it returns, all under
+// one lock. PostgreSQL has the same rules as SQL; the suites of providertest run both.
 package taskrow
 
 import (
@@ -21,6 +22,49 @@ type Row struct {
 // Record is a row of a task's trail, without the columns of the task.
 type Record struct{ What, Detail, By string }
 
+// Another program may have stored a number that has no next one.
+const (
+	maxVersion = 1<<53 - 1 // the greatest that is exact in JSON
+	maxCount   = 999_999_999
+)
+
+func (r *Row) raise() { r.Version = min(r.Version, maxVersion) + 1 }
+
+// IsDue reports whether a claim may take r.
+func (r *Row) IsDue(now time.Time) bool {
+	return r.Status.Open() && !r.NextAt.IsZero() && !r.NextAt.After(now)
+}
+
+// IsAsRead reports whether r is still the task that a candidate was.
+func (r *Row) IsAsRead(c *provider.Task) bool {
+	return r.Version == c.Version && r.Status == c.Status && r.Attempts == c.Attempts && r.Token == c.Token
+}
+
+// Take returns r, which is due, after a claim by t, and the task as the worker gets it. It returns false if the worker
+// does not get it: it was claimed, and its lease has ended for the second time in a row.
+func (r Row) Take(attempts int, t claim.Terms, now time.Time) (is Row, records []Record, taken provider.Task, ok bool) {
+	is = r
+	spent := false
+	if r.Status == provider.TaskClaimed { // its lease has ended
+		is.Vanished, is.Code = min(r.Vanished, maxCount)+1, provider.CodeVanished
+		records = append(records, Record{provider.WhatFailed, provider.CodeVanished, r.ClaimedBy})
+		spent = attempts > 0 && r.Attempts >= attempts
+		if !spent && !r.Suspect && is.Vanished > 1 {
+			is.Status, is.Suspect, is.Token = provider.TaskFailed, true, claim.Token{}
+			return is, records, provider.Task{}, false
+		}
+	}
+	if !spent {
+		is.Attempts, is.LastAttemptedAt = min(r.Attempts, maxCount)+1, now
+	}
+	is.Doubt = is.Doubt || !is.Undo
+	is.Status, is.Token, is.ClaimedBy, is.NextAt = provider.TaskClaimed, t.Token, t.Holder, now.Add(t.Lease)
+	taken = is.Task
+	taken.Doubt, taken.Spent = r.Doubt, spent
+	taken.TimedOut = !is.WaitEnds.IsZero() && !is.WaitEnds.After(now)
+	return is, records, taken, true
+}
+
 // Change returns r after c, with the records of the change. It returns false if r refuses c.
 func (r Row) Change(c *provider.TaskChange, now time.Time) (is Row, records []Record, ok bool) {
 	switch {
@@ -30,7 +74,8 @@ func (r Row) Change(c *provider.TaskChange, now time.Time) (is Row, records []Re
 		return r, nil, false
 	}
 	is = r
-	is.Status, is.NextAt, is.Vanished, is.Version = c.To, now.Add(c.After), 0, r.Version+1
+	is.Status, is.NextAt, is.Vanished = c.To, now.Add(c.After), 0
+	is.raise()
 	if c.To != provider.TaskClaimed {
 		is.Token = claim.Token{}
 	}
@@ -109,7 +154,7 @@ func (r Row) Answer(a *provider.TaskAnswer, now time.Time) (Row, provider.Answer
 	is.State = CloneState(r.State)
 	slot.Out, slot.By, slot.At = bytes.Clone(a.Out), a.ID, now.Format(time.RFC3339Nano)
 	is.State[a.Name] = slot
-	is.Version++
+	is.raise()
 	is.resume(now)
 	return is, provider.AnswerTaken
 }
@@ -134,7 +179,7 @@ func (r Row) Patch(version int64, patch []byte, now time.Time) (is Row, ok bool,
 	if is.State, err = provider.PatchState(r.State, patch); err != nil {
 		return r, false, err
 	}
-	is.Version++
+	is.raise()
 	is.resume(now)
 	return is, true, nil
 }

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/internal/taskrow"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -34,33 +34,18 @@ func (w *work) change(c *provider.TaskChange, now time.Time) provider.TaskChange
 		return provider.TaskChanged{Now: ownTask(was.Task)}
 	}
 	w.put(was, is)
-	for _, r := range records {
-		w.record(is, r.What, r.Detail, provider.Decision{By: r.By}, now)
-	}
+	w.recordAll(is, records, now)
 	return provider.TaskChanged{
 		Applied: true, Now: provider.Task{ID: is.ID, Undo: is.Undo, Version: is.Version, Group: is.Group},
 	}
 }
 
-// restart makes a task pending now, with no attempts counted.
-func restart(t *task, now time.Time) {
-	t.Status, t.NextAt, t.EndedAt = provider.TaskPending, now, time.Time{}
-	t.Attempts, t.Vanished, t.Suspect, t.Token = 0, 0, false, claim.Token{}
-}
-
-// cancel gives a task up, and returns false if it is being undone already or is final. A claimed
-// task stays claimed.
-func (w *work) cancel(was task, d provider.Decision, now time.Time) bool {
-	if was.ID == "" || was.Undo || was.Status.Final() {
-		return false
+// decide applies a decision to a task that it does not refuse.
+func (w *work) decide(was task, d taskrow.Decision, by provider.Decision, now time.Time) bool {
+	is, ok := was.Decide(d, now)
+	if ok {
+		w.put(was, is)
+		w.record(is, d.What, "", by, now)
 	}
-	is := was
-	is.Undo, is.Why, is.Result, is.Version = true, provider.WhyCanceled, nil, was.Version+1
-	if is.Status != provider.TaskClaimed {
-		restart(&is, now)
-		is.Suspect = was.Suspect && was.Status != provider.TaskAbandoned
-	}
-	w.put(was, is)
-	w.record(is, provider.WhatCanceled, "", d, now)
-	return true
+	return ok
 }

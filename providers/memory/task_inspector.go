@@ -5,9 +5,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"iter"
 	"slices"
 	"time"
 
+	"github.com/kinora-go/kinora/internal/taskrow"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -18,32 +20,34 @@ func (db *DB) Tasks(ctx context.Context, f provider.TaskFilter) ([]provider.Task
 	}
 	f.Limit = cmp.Or(f.Limit, 100)
 	return query(ctx, db.Provider, "list tasks", func(s *state, _ time.Time) (tasks []provider.Task) {
-		for _, t := range s.work.pick(f, func(task) bool { return true }) {
-			tasks = append(tasks, ownTask(t.Task))
+		for t := range s.work.pick(f) {
+			if tasks = append(tasks, ownTask(t.Task)); len(tasks) == f.Limit {
+				break
+			}
 		}
 		return tasks
 	})
 }
 
-// pick returns the tasks that f and is select, in order of ID. A Limit of 0 means no limit.
-func (w *work) pick(f provider.TaskFilter, is func(task) bool) (picked []task) {
-	for id, t := range w.tasks.from(f.After) {
-		switch {
-		case id == f.After,
-			f.IDs != nil && !slices.Contains(f.IDs, id),
-			f.Kind != "" && t.Kind != f.Kind,
-			f.Group != "" && t.Group != f.Group,
-			f.GroupKind != "" && t.GroupKind != f.GroupKind,
-			len(f.Status) > 0 && !slices.Contains(f.Status, t.Status),
-			f.Code != "" && t.Code != f.Code,
-			!is(t):
-			continue
-		}
-		if picked = append(picked, t); len(picked) == f.Limit {
-			break
+// pick yields the tasks that f selects, in order of ID, whatever its Limit.
+func (w *work) pick(f provider.TaskFilter) iter.Seq[task] {
+	return func(yield func(task) bool) {
+		for id, t := range w.tasks.from(f.After) {
+			switch {
+			case id == f.After,
+				f.IDs != nil && !slices.Contains(f.IDs, id),
+				f.Kind != "" && t.Kind != f.Kind,
+				f.Group != "" && t.Group != f.Group,
+				f.GroupKind != "" && t.GroupKind != f.GroupKind,
+				len(f.Status) > 0 && !slices.Contains(f.Status, t.Status),
+				f.Code != "" && t.Code != f.Code:
+				continue
+			}
+			if !yield(t) {
+				return
+			}
 		}
 	}
-	return picked
 }
 
 // TaskCounts implements provider.TaskInspector.
@@ -91,40 +95,28 @@ func (db *DB) TaskTrail(ctx context.Context, id string) ([]provider.TaskRecord, 
 
 // RequeueTasks implements provider.TaskInspector.
 func (db *DB) RequeueTasks(ctx context.Context, f provider.TaskFilter, d provider.Decision) (int, error) {
-	if err := provider.CheckTaskDecision(f, d); err != nil {
-		return 0, fmt.Errorf("requeue tasks: %w", err)
-	}
-	return update(ctx, db.Provider, "requeue tasks", func(s *state, now time.Time) int {
-		picked := s.work.pick(f, func(t task) bool {
-			return t.Status == provider.TaskAbandoned || t.Status == provider.TaskFailed
-		})
-		for _, was := range picked {
-			is := was
-			restart(&is, now)
-			is.Version++
-			s.work.decide(was, is, provider.WhatRequeued, d, now)
-		}
-		return len(picked)
-	})
-}
-
-// decide stores is, which a decision has made of was.
-func (w *work) decide(was, is task, what string, d provider.Decision, now time.Time) {
-	w.put(was, is)
-	w.record(is, what, "", d, now)
+	return db.decideTasks(ctx, "requeue tasks", provider.CheckTaskDecision(f, d), f, taskrow.Requeue, d)
 }
 
 // CancelTasks implements provider.TaskInspector.
 func (db *DB) CancelTasks(ctx context.Context, f provider.TaskFilter, d provider.Decision) (int, error) {
-	if err := provider.CheckTaskCancel(f, d); err != nil {
-		return 0, fmt.Errorf("cancel tasks: %w", err)
+	return db.decideTasks(ctx, "cancel tasks", provider.CheckTaskCancel(f, d), f, taskrow.Cancel, d)
+}
+
+func (db *Provider) decideTasks(ctx context.Context, doing string, invalid error, f provider.TaskFilter, d taskrow.Decision, by provider.Decision) (int, error) {
+	if invalid != nil {
+		return 0, fmt.Errorf("%s: %w", doing, invalid)
 	}
-	return update(ctx, db.Provider, "cancel tasks", func(s *state, now time.Time) int {
-		picked := s.work.pick(f, func(t task) bool { return !t.Undo && !t.Status.Final() })
-		for _, t := range picked {
-			s.work.cancel(t, d, now)
+	return update(ctx, db, doing, func(s *state, now time.Time) (n int) {
+		for t := range s.work.pick(f) {
+			if s.work.decide(t, d, by, now) {
+				n++
+			}
+			if n > 0 && n == f.Limit {
+				break
+			}
 		}
-		return len(picked)
+		return n
 	})
 }
 
@@ -133,14 +125,9 @@ func (db *DB) CompleteTask(ctx context.Context, id string, result json.RawMessag
 	invalid := cmp.Or(provider.CheckStorable("task id", id), provider.CheckTaskResult(result), provider.CheckTaskDecision(provider.TaskFilter{}, d))
 	return db.decideOne(ctx, "complete a task", invalid, func(w *work, now time.Time) error {
 		was, _ := w.tasks.get(id)
-		if was.Status != provider.TaskAbandoned {
+		if !w.decide(was, taskrow.Complete(result), d, now) {
 			return fmt.Errorf("task %s: %w", id, provider.ErrTaskVersion)
 		}
-		is := was
-		restart(&is, now)
-		is.Version++
-		is.Result = slices.Clone(result)
-		w.decide(was, is, provider.WhatCompleted, d, now)
 		return nil
 	})
 }
@@ -158,7 +145,8 @@ func (db *DB) PatchTask(ctx context.Context, id string, version int64, patch jso
 		if !ok {
 			return fmt.Errorf("task %s: %w", id, provider.ErrTaskVersion)
 		}
-		w.decide(was, is, provider.WhatPatched, d, now)
+		w.put(was, is)
+		w.record(is, provider.WhatPatched, "", d, now)
 		return nil
 	})
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/check"
+	"github.com/kinora-go/kinora/internal/taskrow"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -112,30 +113,18 @@ func (t taskTx) Answer(ctx context.Context, a provider.TaskAnswer) (provider.Ans
 
 // Postpone implements provider.TaskTx.
 func (t taskTx) Postpone(ctx context.Context, id string, at time.Time) (bool, error) {
-	return updateTasks(ctx, t, "postpone a task", provider.CheckPostpone(id, at), func(w *work, now time.Time) (bool, error) {
-		was, _ := w.tasks.get(id)
-		switch was.Status {
-		case provider.TaskPending, provider.TaskFailed, provider.TaskClaimed:
-		default:
-			return false, nil
-		}
-		if was.Undo || len(was.State) > 0 || was.Result != nil {
-			return false, nil
-		}
-		is := was
-		restart(&is, at.UTC().Round(0))
-		is.Version++
-		w.put(was, is)
-		w.record(is, provider.WhatPostponed, "", provider.Decision{}, now)
-		return true, nil
-	})
+	return t.decide(ctx, "postpone a task", provider.CheckPostpone(id, at), id, taskrow.Postpone(at))
 }
 
 // Cancel implements provider.TaskTx.
 func (t taskTx) Cancel(ctx context.Context, id string) (bool, error) {
-	return updateTasks(ctx, t, "cancel a task", provider.CheckStorable("task id", id), func(w *work, now time.Time) (bool, error) {
+	return t.decide(ctx, "cancel a task", provider.CheckStorable("task id", id), id, taskrow.Cancel)
+}
+
+func (t taskTx) decide(ctx context.Context, doing string, invalid error, id string, d taskrow.Decision) (bool, error) {
+	return updateTasks(ctx, t, doing, invalid, func(w *work, now time.Time) (bool, error) {
 		was, _ := w.tasks.get(id)
-		return w.cancel(was, provider.Decision{}, now), nil
+		return w.decide(was, d, provider.Decision{}, now), nil
 	})
 }
 

@@ -97,6 +97,12 @@ func (w *work) record(t task, what, detail string, by provider.Decision, now tim
 	}))
 }
 
+func (w *work) recordAll(t task, records []taskrow.Record, now time.Time) {
+	for _, r := range records {
+		w.record(t, r.What, r.Detail, provider.Decision{By: r.By}, now)
+	}
+}
+
 // TaskCandidates implements provider.Tasks.
 func (db *Provider) TaskCandidates(ctx context.Context, q provider.TaskQuery, limit int) ([]provider.Task, error) {
 	if err := provider.CheckStorable("query.kinds", q.Kinds...); err != nil {
@@ -120,7 +126,7 @@ func (w *work) candidates(q provider.TaskQuery, limit int, now time.Time) []prov
 		turn := 0
 		for _, id := range ids.from("") {
 			t, _ := w.tasks.get(id)
-			if turn >= limit || !isDueTask(t, now) {
+			if turn >= limit || !t.IsDue(now) {
 				break
 			}
 			turn++
@@ -135,10 +141,6 @@ func (w *work) candidates(q provider.TaskQuery, limit int, now time.Time) []prov
 		tasks[i] = ownTask(found[i].Task)
 	}
 	return tasks
-}
-
-func isDueTask(t task, now time.Time) bool {
-	return t.Status.Open() && !t.NextAt.IsZero() && !t.NextAt.After(now)
 }
 
 // ClaimTasks implements provider.Tasks: the portable claim, in one transaction. If nothing is due, it does
@@ -167,33 +169,16 @@ func (db *Provider) ClaimTasks(ctx context.Context, q provider.TaskQuery, t clai
 
 func (w *work) take(c provider.Task, q provider.TaskQuery, t claim.Terms, now time.Time) (provider.Task, bool) {
 	was, _ := w.tasks.get(c.ID)
-	asRead := was.Version == c.Version && was.Status == c.Status && was.Attempts == c.Attempts && was.Token == c.Token
-	if !asRead || !isDueTask(was, now) {
+	if !was.IsAsRead(&c) || !was.IsDue(now) {
 		return c, false
 	}
-	is, spent := was, false
-	if was.Status == provider.TaskClaimed { // its lease has ended
-		is.Vanished++
-		w.record(was, provider.WhatFailed, provider.CodeVanished, provider.Decision{By: was.ClaimedBy}, now)
-		is.Code = provider.CodeVanished
-		spent = q.Attempts > 0 && was.Attempts >= q.Attempts
-		if !spent && !was.Suspect && is.Vanished > 1 {
-			is.Status, is.Suspect, is.Token = provider.TaskFailed, true, claim.Token{}
-			w.put(was, is)
-			return c, false
-		}
-	}
-	if !spent {
-		is.Attempts++
-		is.LastAttemptedAt = now
-	}
-	is.Doubt = is.Doubt || !is.Undo
-	is.Status, is.Token, is.ClaimedBy, is.NextAt = provider.TaskClaimed, t.Token, t.Holder, now.Add(t.Lease)
+	is, records, taken, ok := was.Take(q.Attempts, t, now)
 	w.put(was, is)
-	result := ownTask(is.Task)
-	result.Doubt = was.Doubt
-	result.Spent, result.TimedOut = spent, !is.WaitEnds.IsZero() && !is.WaitEnds.After(now)
-	return result, true
+	w.recordAll(was, records, now)
+	if !ok {
+		return c, false
+	}
+	return ownTask(taken), true
 }
 
 // RenewTasks implements provider.Tasks. No task has a lock of its own: RenewTasks waits until no

@@ -3,6 +3,7 @@ package sqlite
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 
 	"github.com/kinora-go/kinora/claim"
@@ -39,7 +40,13 @@ func (d *Provider) TakeTask(ctx context.Context, c provider.Task, q provider.Tas
 		return c, false, err
 	}
 	err = d.writeTx(ctx, func(u *unit) error {
-		taken, ok, err = u.takeTask(ctx, c, q, t, nil)
+		r, now, err := u.task(ctx, c.ID)
+		if errors.Is(err, sql.ErrNoRows) || err == nil && !r.IsAsRead(&c) {
+			return nil
+		}
+		if err == nil {
+			taken, ok, err = u.takeTask(ctx, r, q, t, now)
+		}
 		return err
 	})
 	if err != nil {

@@ -48,23 +48,31 @@ func storedTime(ms sql.NullInt64) time.Time {
 	return t
 }
 
-// tasksOf returns the tasks of a query that selects taskColumns.
-func tasksOf(ctx context.Context, q querier, query string, args ...any) (tasks []provider.Task, err error) {
+// taskRowsOf returns the tasks of a query that selects taskColumns.
+func taskRowsOf(ctx context.Context, q querier, query string, args ...any) (all []taskrow.Row, err error) {
 	err = eachRow(ctx, q, func(rows *sql.Rows) error {
 		r, err := scanTask(rows)
-		tasks = append(tasks, r.Task)
+		all = append(all, r)
 		return err
 	}, query, args...)
-	return tasks, err
+	return all, err
+}
+
+func tasksOf(rows []taskrow.Row) (tasks []provider.Task) {
+	for _, r := range rows {
+		tasks = append(tasks, r.Task)
+	}
+	return tasks
 }
 
 const (
 	findTask = `select ` + taskColumns + `, ` + clock + ` from kinora_tasks o where id = ?1`
 
+	// saveTask leaves the state as it is if ?17 is null.
 	saveTask = `
 update kinora_tasks set
 	status = ?2, open = ?3, suspect = ?4, undo = ?5, why = ?6, doubt = ?7, version = ?8, attempts = ?9, vanished = ?10, waits = ?11,
-	wait_until = ?12, token = ?13, code = ?14, next_at = ?15, ended_at = ?16, state = ?17, result = ?18
+	wait_until = ?12, token = ?13, code = ?14, next_at = ?15, ended_at = ?16, state = coalesce(?17, state), result = ?18
 where id = ?1`
 
 	insertTrail = `
@@ -92,12 +100,13 @@ func (s session) save(ctx context.Context, r taskrow.Row) error {
 	if err != nil {
 		return &eventstore.InvalidError{Field: "slots", Reason: "cannot be encoded as JSON: " + err.Error()}
 	}
-	var result any
-	if r.Result != nil {
-		result = string(r.Result)
-	}
-	_, err = s.exec(ctx, saveTask, r.ID, string(r.Status), r.Status.Open(), r.Suspect, r.Undo, r.Why, r.Doubt, r.Version, r.Attempts, r.Vanished,
-		r.Waits, msOf(r.WaitEnds), tokenOf(r.Token), r.Code, msOf(r.NextAt), msOf(r.EndedAt), string(state), result)
+	return s.saveExcept(ctx, r, string(state))
+}
+
+// saveExcept is save with another state, or without the state: it may be malformed.
+func (s session) saveExcept(ctx context.Context, r taskrow.Row, state any) error {
+	_, err := s.exec(ctx, saveTask, r.ID, string(r.Status), r.Status.Open(), r.Suspect, r.Undo, r.Why, r.Doubt, r.Version, r.Attempts, r.Vanished,
+		r.Waits, msOf(r.WaitEnds), tokenOf(r.Token), r.Code, msOf(r.NextAt), msOf(r.EndedAt), state, jsonArg(r.Result))
 	return err
 }
 
@@ -106,8 +115,12 @@ func (s session) saveWith(ctx context.Context, r taskrow.Row, records ...taskrow
 	if err := s.save(ctx, r); err != nil {
 		return err
 	}
-	for _, rec := range records {
-		if err := s.record(ctx, r.ID, rec.What, rec.Detail, provider.Decision{By: rec.By}); err != nil {
+	return s.recordAll(ctx, r.ID, records)
+}
+
+func (s session) recordAll(ctx context.Context, task string, records []taskrow.Record) error {
+	for _, r := range records {
+		if err := s.record(ctx, task, r.What, r.Detail, provider.Decision{By: r.By}); err != nil {
 			return err
 		}
 	}

@@ -2,11 +2,11 @@ package sqlite
 
 import (
 	"context"
-	"database/sql"
-	"errors"
 	"fmt"
+	"time"
 
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/internal/taskrow"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -36,40 +36,24 @@ func (d *Provider) TaskCandidates(ctx context.Context, q provider.TaskQuery, lim
 	if err := provider.CheckStorable("query.kinds", q.Kinds...); err != nil {
 		return nil, wrap("read task candidates", err)
 	}
-	tasks, err := taskCandidatesOf(ctx, d.reads, q, limit)
-	return result(tasks, "read task candidates", err)
+	rows, err := taskCandidatesOf(ctx, d.reads, q, limit)
+	return result(tasksOf(rows), "read task candidates", err)
 }
 
-func taskCandidatesOf(ctx context.Context, from querier, q provider.TaskQuery, limit int) ([]provider.Task, error) {
+func taskCandidatesOf(ctx context.Context, from querier, q provider.TaskQuery, limit int) ([]taskrow.Row, error) {
 	query := taskCandidates
 	if q.Alone {
 		query = suspectCandidates
 	}
-	return tasksOf(ctx, from, query, max(limit, 0), listOf(q.Kinds))
+	return taskRowsOf(ctx, from, query, max(limit, 0), listOf(q.Kinds))
 }
 
 const (
-	// takeTask claims task ?1 for token ?6, if the task is still as ?2 to ?5 say. The claim of a
-	// claimed and due task has vanished: at the limit ?9 of attempts the task is spent, and the second
-	// time in a row it becomes a suspect.
+	// takeTask changes task ?1 if it is still as ?12 to ?15 say, and due at ?16.
 	takeTask = `
 update kinora_tasks set
-	status     = iif(` + secondInRow + `, 'failed', 'claimed'),
-	suspect    = suspect or ` + secondInRow + `,
-	token      = iif(` + secondInRow + `, null, ?6),
-	claimed_by = iif(` + secondInRow + `, claimed_by, ?7),
-	next_at    = iif(` + secondInRow + `, next_at, ` + claimedAt + ` + ?8),
-	doubt      = doubt or undo = 0,
-	attempted_at = iif(` + secondInRow + ` or ` + isSpent + `, attempted_at, ` + claimedAt + `),
-	attempts   = iif(` + secondInRow + ` or ` + isSpent + `, attempts, min(attempts, 999999999) + 1),
-	vanished   = iif(status = 'claimed', min(vanished, 999999999) + 1, vanished),
-	code       = iif(status = 'claimed', 'vanished', code)
-where id = ?1 and open = 1 and version = ?2 and status = ?3 and attempts = ?4 and token is ?5 and next_at <= ` + claimedAt + `
-returning ` + taskColumns + `, coalesce(wait_until <= ` + claimedAt + `, 0)`
-
-	claimedAt   = `coalesce(?10, ` + clock + `)`
-	isSpent     = `(status = 'claimed' and ?9 > 0 and attempts >= ?9)`
-	secondInRow = `(status = 'claimed' and suspect = 0 and vanished > 0 and not ` + isSpent + `)`
+	status = ?2, suspect = ?3, token = ?4, claimed_by = ?5, next_at = ?6, doubt = ?7, attempted_at = ?8, attempts = ?9, vanished = ?10, code = ?11
+where id = ?1 and open = 1 and version = ?12 and status = ?13 and attempts = ?14 and token is ?15 and next_at <= ?16`
 
 	// damageTask abandons task ?1.
 	damageTask = `
@@ -81,40 +65,28 @@ where id = ?1`
 
 const readClock = `select ` + clock
 
-// takeTask claims c at a time (int64), or now (nil). It abandons a task whose state is malformed,
-// because every claim would find the task again.
-func (s session) takeTask(ctx context.Context, c provider.Task, q provider.TaskQuery, t claim.Terms, at any) (taken provider.Task, ok bool, err error) {
-	found := sql.ErrNoRows
-	err = eachRow(ctx, s, func(rows *sql.Rows) error {
-		var timedOut bool
-		r, err := scanTask(rows, &timedOut)
-		taken, found = r.Task, err
-		taken.TimedOut = timedOut
-		return nil
-	}, takeTask, c.ID, c.Version, string(c.Status), c.Attempts, tokenOf(c.Token), tokenOf(t.Token), t.Holder, millis(t.Lease), q.Attempts, at)
-	switch {
-	case err == nil && errors.Is(found, sql.ErrNoRows):
-		return c, false, nil
-	case err != nil || found != nil:
-		return c, false, errors.Join(err, found)
+func (s session) now(ctx context.Context) (time.Time, error) {
+	var ms int64
+	err := one(ctx, s, []any{&ms}, readClock)
+	return timeOf(ms), err
+}
+
+// takeTask claims the task that was read as r. It abandons a task whose state is malformed, because every
+// claim would find the task again.
+func (s session) takeTask(ctx context.Context, r taskrow.Row, q provider.TaskQuery, t claim.Terms, now time.Time) (taken provider.Task, ok bool, err error) {
+	is, records, taken, ok := r.Take(q.Attempts, t, now)
+	n, err := s.changed(ctx, takeTask, r.ID, string(is.Status), is.Suspect, tokenOf(is.Token), is.ClaimedBy, msOf(is.NextAt), is.Doubt, msOf(is.LastAttemptedAt),
+		is.Attempts, is.Vanished, is.Code, r.Version, string(r.Status), r.Attempts, tokenOf(r.Token), now.UnixMilli())
+	if err != nil || n == 0 {
+		return taken, false, err
 	}
-	if c.Status == provider.TaskClaimed {
-		if err = s.record(ctx, c.ID, provider.WhatFailed, provider.CodeVanished, provider.Decision{By: c.ClaimedBy}); err != nil {
-			return c, false, err
+	if err = s.recordAll(ctx, r.ID, records); err == nil && r.State == nil {
+		if _, err = s.exec(ctx, damageTask, r.ID); err == nil {
+			err = s.record(ctx, r.ID, provider.WhatAbandoned, codeMalformed, provider.Decision{By: t.Holder})
 		}
+		ok = false
 	}
-	switch {
-	case taken.State == nil:
-		if _, err = s.exec(ctx, damageTask, c.ID); err == nil {
-			err = s.record(ctx, c.ID, provider.WhatAbandoned, codeMalformed, provider.Decision{By: t.Holder})
-		}
-		return c, false, err
-	case taken.Status != provider.TaskClaimed:
-		return c, false, nil
-	}
-	taken.Doubt = c.Doubt
-	taken.Spent = c.Status == provider.TaskClaimed && q.Attempts > 0 && c.Attempts >= q.Attempts
-	return taken, true, nil
+	return taken, ok, err
 }
 
 // ClaimTasks implements provider.Tasks, as ClaimEntries does: it reads the candidates
@@ -126,35 +98,40 @@ func (d *Provider) ClaimTasks(ctx context.Context, q provider.TaskQuery, t claim
 	if q.Alone {
 		t.Limit = 1
 	}
-	if err = d.notInside(ctx); err != nil { // also if there is nothing to claim
+	err = provider.CheckStorable("query.kinds", q.Kinds...)
+	if err == nil {
+		err = d.notInside(ctx) // also if there is nothing to claim
+	}
+	if err != nil {
 		return nil, fmt.Errorf("claim tasks: %w", err)
 	}
-	read, err := d.TaskCandidates(ctx, q, t.Limit)
-	if err != nil || len(read) == 0 {
-		return nil, err
+	rows, err := taskCandidatesOf(ctx, d.reads, q, t.Limit)
+	if err != nil || len(rows) == 0 {
+		return nil, wrap("read task candidates", err)
 	}
 	err = d.writeTx(ctx, func(u *unit) error {
-		taken, err = u.claimTasks(ctx, q, t, func(context.Context, int) ([]provider.Task, error) { return read, nil })
+		taken, err = u.claimTasks(ctx, rows, q, t)
 		if err != nil || len(taken) > 0 {
 			return err
 		}
 		// Another worker claimed the candidates first, or none of them can run. No worker can claim
 		// while this transaction holds the lock.
-		taken, err = u.claimTasks(ctx, q, t, func(ctx context.Context, limit int) ([]provider.Task, error) {
-			return taskCandidatesOf(ctx, u, q, limit)
-		})
+		if rows, err = taskCandidatesOf(ctx, u, q, t.Limit); err == nil {
+			taken, err = u.claimTasks(ctx, rows, q, t)
+		}
 		return err
 	})
 	return result(taken, "claim tasks", err)
 }
 
-func (s session) claimTasks(ctx context.Context, q provider.TaskQuery, t claim.Terms, read func(context.Context, int) ([]provider.Task, error)) ([]provider.Task, error) {
-	var now int64
-	if err := one(ctx, s, []any{&now}, readClock); err != nil {
-		return nil, err
+func (s session) claimTasks(ctx context.Context, rows []taskrow.Row, q provider.TaskQuery, t claim.Terms) (taken []provider.Task, err error) {
+	now, err := s.now(ctx)
+	for i := 0; err == nil && i < len(rows); i++ {
+		var got provider.Task
+		var ok bool
+		if got, ok, err = s.takeTask(ctx, rows[i], q, t, now); ok {
+			taken = append(taken, got)
+		}
 	}
-	return claim.Portable(ctx, t, read,
-		func(ctx context.Context, c provider.Task, t claim.Terms) (provider.Task, bool, error) {
-			return s.takeTask(ctx, c, q, t, now)
-		}, nil)
+	return taken, err
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kinora-go/kinora/internal/taskrow"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -28,12 +29,11 @@ func (s *taskSelection) arg(v any) string {
 // onlyStuck is the condition of the index kinora_tasks_stuck.
 const onlyStuck = `status in ('failed', 'abandoned')`
 
-// selectTasks selects the tasks of f, in order of ID, for which when is true. limit is for a filter
-// without one; -1 means no limit.
-func selectTasks(f *provider.TaskFilter, when string, limit int) taskSelection {
+// selectTasks selects the tasks of f, in order of ID. limit is for a filter without one.
+func selectTasks(f *provider.TaskFilter, limit int) taskSelection {
 	var s taskSelection
 	where := []string{"id > " + s.arg(f.After)}
-	stuck := when == onlyStuck || len(f.Status) > 0 && !slices.ContainsFunc(f.Status, func(is provider.TaskStatus) bool {
+	stuck := len(f.Status) > 0 && !slices.ContainsFunc(f.Status, func(is provider.TaskStatus) bool {
 		return is != provider.TaskFailed && is != provider.TaskAbandoned
 	})
 	index := ""
@@ -54,18 +54,21 @@ func selectTasks(f *provider.TaskFilter, when string, limit int) taskSelection {
 	if len(f.Status) > 0 {
 		where = append(where, "status in (select value from json_each("+s.arg(listOf(f.Status))+"))")
 	}
-	if when != "" {
-		where = append(where, "("+when+")")
-	}
 	s.sql = index + "where " + strings.Join(where, " and ") + " order by id limit " + s.arg(cmp.Or(max(f.Limit, 0), limit))
 	return s
+}
+
+func selectedTasks(ctx context.Context, q querier, f *provider.TaskFilter) ([]taskrow.Row, error) {
+	s := selectTasks(f, defaultPage)
+	return taskRowsOf(ctx, q, `select `+taskColumns+` from kinora_tasks o `+s.sql, s.args...)
 }
 
 // Tasks implements provider.TaskInspector. A task whose state is malformed has no State.
 func (d *DB) Tasks(ctx context.Context, f provider.TaskFilter) (tasks []provider.Task, err error) {
 	if err = provider.CheckTaskFilter(f); err == nil {
-		s := selectTasks(&f, "", defaultPage)
-		tasks, err = tasksOf(ctx, d.reads, `select `+taskColumns+` from kinora_tasks o `+s.sql, s.args...)
+		var rows []taskrow.Row
+		rows, err = selectedTasks(ctx, d.reads, &f)
+		tasks = tasksOf(rows)
 	}
 	return result(tasks, "list tasks", err)
 }
@@ -123,64 +126,48 @@ func (d *DB) TaskTrail(ctx context.Context, id string) (trail []provider.TaskRec
 	return result(trail, "read the trail of a task", err)
 }
 
-// taskDecision is a change of tasks that needs no state.
-type taskDecision struct {
-	what string
-	set  string // sets columns; ?set is value
-	// value may be nil if set does not have ?set
-	value any
-	when  string // the tasks that it changes
-	by    provider.Decision
-}
+const insertTrails = `
+insert into kinora_task_trail (task, what, detail, by_whom, reason, at) select value, ?2, '', ?3, ?4, ` + clock + ` from json_each(?1)`
 
-const (
-	nextVersion = `version = min(version, 9007199254740991) + 1`
-
-	// restartTask makes a task pending with no attempts counted.
-	restartTask = nextVersion + `, status = 'pending', open = 1, suspect = 0, attempts = 0, vanished = 0, token = null, ended_at = null`
-)
-
-var (
-	requeueTask = taskDecision{what: provider.WhatRequeued, set: restartTask + `, next_at = ` + clock, when: onlyStuck}
-
-	// A claimed task stays claimed.
-	cancelTask = taskDecision{
-		what: provider.WhatCanceled,
-		set: nextVersion + `, undo = 1, why = '` + provider.WhyCanceled + `',
-	status   = iif(status = 'claimed', 'claimed', 'pending'),
-	open     = 1,
-	suspect  = suspect and status <> 'abandoned',
-	attempts = iif(status = 'claimed', attempts, 0),
-	vanished = iif(status = 'claimed', vanished, 0),
-	next_at  = iif(status = 'claimed', next_at, ` + clock + `),
-	ended_at = null, result = null`,
-		when: `undo = 0 and status not in ('done', 'undone')`,
+// decideTasks changes the tasks that f selects and that d does not refuse, and returns their number. It reads a page of
+// tasks at a time.
+func (s session) decideTasks(ctx context.Context, f provider.TaskFilter, d taskrow.Decision, by provider.Decision) (n int, err error) {
+	limit := f.Limit
+	f, found := d.Narrow(f)
+	if !found {
+		return 0, nil
 	}
-)
-
-// decideTasks changes the tasks that f and d select, and returns their number.
-func (s session) decideTasks(ctx context.Context, f provider.TaskFilter, d taskDecision) (int, error) {
-	selected := selectTasks(&f, d.when, -1)
-	ids := `(select id from kinora_tasks o ` + selected.sql + `)`
-	trail := taskSelection{args: slices.Clone(selected.args)}
-	_, err := s.exec(ctx, `
-insert into kinora_task_trail (task, what, detail, by_whom, reason, at)
-select id, `+trail.arg(d.what)+`, '', `+trail.arg(d.by.By)+`, `+trail.arg(d.by.Reason)+`, `+clock+` from kinora_tasks where id in `+ids, trail.args...)
+	now, err := s.now(ctx)
 	if err != nil {
 		return 0, err
 	}
-	set := d.set
-	if d.value != nil {
-		set = strings.ReplaceAll(set, "?set", selected.arg(d.value))
+	for f.Limit = defaultPage; ; {
+		rows, err := selectedTasks(ctx, s, &f)
+		if err != nil {
+			return n, err
+		}
+		var changed []string
+		for i := 0; i < len(rows) && (limit <= 0 || n < limit); i++ {
+			if is, ok := rows[i].Decide(d, now); ok {
+				if err := s.saveExcept(ctx, is, nil); err != nil {
+					return n, err
+				}
+				changed = append(changed, is.ID)
+				n++
+			}
+		}
+		_, err = s.exec(ctx, insertTrails, listOf(changed), d.What, by.By, by.Reason)
+		if err != nil || n == limit || len(rows) < f.Limit {
+			return n, err
+		}
+		f.After = rows[len(rows)-1].ID
 	}
-	return s.changed(ctx, `update kinora_tasks set `+set+` where id in `+ids, selected.args...)
 }
 
-func (d *Provider) decideAll(ctx context.Context, doing string, f provider.TaskFilter, what taskDecision, by provider.Decision) (n int, err error) {
-	what.by = by
+func (d *Provider) decideAll(ctx context.Context, doing string, f provider.TaskFilter, what taskrow.Decision, by provider.Decision) (n int, err error) {
 	if err = provider.CheckTaskDecision(f, by); err == nil {
 		err = d.writeTx(ctx, func(u *unit) error {
-			n, err = u.decideTasks(ctx, f, what)
+			n, err = u.decideTasks(ctx, f, what, by)
 			u.tasks = n > 0
 			return err
 		})
@@ -190,7 +177,7 @@ func (d *Provider) decideAll(ctx context.Context, doing string, f provider.TaskF
 
 // RequeueTasks implements provider.TaskInspector.
 func (d *DB) RequeueTasks(ctx context.Context, f provider.TaskFilter, by provider.Decision) (int, error) {
-	return d.decideAll(ctx, "requeue tasks", f, requeueTask, by)
+	return d.decideAll(ctx, "requeue tasks", f, taskrow.Requeue, by)
 }
 
 // CancelTasks implements provider.TaskInspector.
@@ -198,7 +185,7 @@ func (d *DB) CancelTasks(ctx context.Context, f provider.TaskFilter, by provider
 	if err := provider.CheckTaskCancel(f, by); err != nil {
 		return 0, wrap("cancel tasks", err)
 	}
-	return d.decideAll(ctx, "cancel tasks", f, cancelTask, by)
+	return d.decideAll(ctx, "cancel tasks", f, taskrow.Cancel, by)
 }
 
 // CompleteTask implements provider.TaskInspector.
@@ -207,10 +194,7 @@ func (d *DB) CompleteTask(ctx context.Context, id string, out json.RawMessage, b
 	if err := provider.CheckTaskResult(out); err != nil {
 		return wrap("complete a task", err)
 	}
-	n, err := d.decideAll(ctx, "complete a task", f, taskDecision{
-		what: provider.WhatCompleted, set: restartTask + `, next_at = ` + clock + `, result = ?set`, value: string(out),
-		when: `status = 'abandoned'`,
-	}, by)
+	n, err := d.decideAll(ctx, "complete a task", f, taskrow.Complete(out), by)
 	if err == nil && n == 0 {
 		err = fmt.Errorf("complete task %s: %w", id, provider.ErrTaskVersion)
 	}

@@ -169,21 +169,17 @@ func (t taskTx) Answer(ctx context.Context, a provider.TaskAnswer) (outcome prov
 
 // Postpone implements provider.TaskTx.
 func (t taskTx) Postpone(ctx context.Context, id string, at time.Time) (bool, error) {
-	d := taskDecision{
-		what: provider.WhatPostponed, set: restartTask + `, next_at = ?set`, value: msOf(at),
-		when: `status in ('pending', 'failed', 'claimed') and undo = 0 and state = '{}' and result is null`,
-	}
-	return t.decideOne(ctx, "postpone a task", provider.CheckPostpone(id, at), id, d)
+	return t.decideOne(ctx, "postpone a task", provider.CheckPostpone(id, at), id, taskrow.Postpone(at))
 }
 
 // Cancel implements provider.TaskTx.
 func (t taskTx) Cancel(ctx context.Context, id string) (bool, error) {
-	return t.decideOne(ctx, "cancel a task", provider.CheckStorable("task id", id), id, cancelTask)
+	return t.decideOne(ctx, "cancel a task", provider.CheckStorable("task id", id), id, taskrow.Cancel)
 }
 
-func (t taskTx) decideOne(ctx context.Context, doing string, invalid error, id string, d taskDecision) (ok bool, err error) {
+func (t taskTx) decideOne(ctx context.Context, doing string, invalid error, id string, d taskrow.Decision) (ok bool, err error) {
 	err = t.update(ctx, doing, invalid, func() error {
-		n, err := t.decideTasks(ctx, provider.TaskFilter{IDs: []string{id}}, d)
+		n, err := t.decideTasks(ctx, provider.TaskFilter{IDs: []string{id}}, d, provider.Decision{})
 		ok = n == 1
 		return err
 	})
