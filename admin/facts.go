@@ -143,7 +143,7 @@ func (a *Admin) facts(ctx context.Context) (*Facts, error) {
 // projector returns the facts of a generation without its lag.
 func (f *Facts) projector(b provider.SurveyedBuild, generations []projector.Generation) Projector {
 	p := Projector{
-		Name: b.Projector, Generation: b.Number(), State: "live", Mode: modeOf(b.Checkpoint.Mode), Position: b.Checkpoint.Place.Position,
+		Name: b.Projector, Generation: b.Number(), State: "live", Mode: b.Checkpoint.Mode.String(), Position: b.Checkpoint.Place.Position,
 		Parked: b.Parked, Keys: b.Lanes, StuckKeys: b.StuckLanes, Oldest: b.Oldest,
 		Paused: f.isPaused(provider.PauseProjector, b.Projector),
 	}
@@ -201,13 +201,6 @@ func (f *Facts) addRequested(generations []projector.Generation) {
 
 func (f *Facts) isPaused(kind, name string) bool {
 	return slices.ContainsFunc(f.Pauses, func(p provider.Pause) bool { return p.Kind == kind && p.Name == name })
-}
-
-func modeOf(m provider.Mode) string {
-	if names := [...]string{"", "catch-up", "closing", "live", "ended"}; m > 0 && int(m) < len(names) {
-		return names[m]
-	}
-	return ""
 }
 
 // lag counts the events that a generation has neither applied nor parked, of the next thousand.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/kinora-go/kinora/claim"
 )
@@ -98,6 +99,39 @@ const (
 	// ModeEnded: none. The generation is retired: all its units fail with ErrEnded.
 	ModeEnded
 )
+
+var modes = [...]string{"", "catch-up", "closing", "live", "ended"}
+
+// String returns "catch-up", "closing", "live" or "ended", and "" for any other mode.
+func (m Mode) String() string {
+	if m < 0 || int(m) >= len(modes) {
+		return ""
+	}
+	return modes[m]
+}
+
+// ParseMode is the inverse of String. Any other text is a mode that no reader has.
+func ParseMode(s string) Mode { return Mode(slices.Index(modes[:], s)) }
+
+// CanSetCheckpoint reports whether SetCheckpoint replaces stored, if the caller names from.
+func CanSetCheckpoint(stored, from Checkpoint) bool {
+	return stored.Mode != ModeEnded && stored.Place.Position == from.Place.Position && stored.Mode == from.Mode && stored.Token == from.Token &&
+		slices.Equal(stored.Splits, from.Splits)
+}
+
+// Unapplied returns what Progress.Unapplied returns if c is the checkpoint, and marked reports which markers exist.
+func (c *Checkpoint) Unapplied(messages []Message, marked func(Marker) bool) []bool {
+	unapplied := make([]bool, len(messages))
+	for i, m := range messages {
+		if m.Position > 0 && m.Position <= c.Place.Position {
+			continue
+		}
+		unapplied[i] = slices.ContainsFunc(m.Handlers, func(h Handler) bool {
+			return !slices.ContainsFunc(h.Names(), func(name string) bool { return marked(Marker{Handler: name, MessageID: m.ID}) })
+		})
+	}
+	return unapplied
+}
 
 // Reader identifies a reader of the log by the mode and the token that it has set in the checkpoint.
 type Reader struct {

@@ -3,6 +3,8 @@ package provider
 import (
 	"context"
 	"encoding/json"
+	"fmt"
+	"slices"
 )
 
 // Switch makes a unit change which generation is live, or compare two generations. Such a unit has
@@ -44,6 +46,68 @@ type Switch struct {
 	Show []TablePair
 	// Compare, if not nil, compares tables.
 	Compare *Comparison
+}
+
+// OpenSwitch does the second and the third step of a unit with Switch. stored are the generations of the projector, and
+// live reads one of them.
+func (u *Unit) OpenSwitch(ctx context.Context, stored []Generation, live func(context.Context, Build) (Live, error)) error {
+	if !CanSet(stored, u.Switch.Set...) {
+		return &Error{Class: ClassTransient, Code: CodeFenced, Err: ErrFenced}
+	}
+	if u.Switch.Last == nil {
+		return nil
+	}
+	is, err := live(ctx, Build{Projector: u.Projector, Generation: LiveGeneration(stored)})
+	if err == nil {
+		u.Messages, err = u.Switch.Last(ctx, is)
+	}
+	if err == nil && slices.ContainsFunc(u.Messages, func(m Message) bool { return m.Parked != nil }) {
+		err = invalidInput("switch.Last returned a parked message: it must return events")
+	}
+	return err
+}
+
+// SwitchSteps are the steps of a unit with Switch that follow run, as a store does them.
+type SwitchSteps struct {
+	Rename, Show func(TablePair) error
+	Compare      func(*Comparison) error
+	Set          func([]Generation) error
+}
+
+// CheckClosing returns an error if u has Switch and run has parked messages.
+func (u *Unit) CheckClosing(c *Closing) error {
+	if u.Switch != nil && len(c.Park) > 0 {
+		return invalidInput("a handler parked a message in a unit with Switch")
+	}
+	return nil
+}
+
+// Finish does the steps that follow run and the closing, in their order. The store checks Create and Rename before.
+func (s *Switch) Finish(do SwitchSteps) error {
+	for _, p := range s.Rename {
+		if err := do.Rename(p); err != nil {
+			return err
+		}
+	}
+	for _, p := range s.Show {
+		if err := do.Show(p); err != nil {
+			return err
+		}
+	}
+	if s.Compare != nil {
+		if err := do.Compare(s.Compare); err != nil {
+			return err
+		}
+	}
+	if len(s.Set) == 0 || s.Snapshot {
+		return nil
+	}
+	return do.Set(s.Set)
+}
+
+// invalidInput is an error that no retry can help, and an ErrInput.
+func invalidInput(why string) error {
+	return &Error{Class: ClassPermanent, Code: "invalid", Err: fmt.Errorf("%w: %s", ErrInput, why)}
 }
 
 // Live is the live generation, as the transaction of a unit with Switch sees it.

@@ -67,8 +67,7 @@ func (db *Provider) SetCheckpoint(ctx context.Context, b provider.Build, from, t
 	return checkedUpdate(ctx, db, "set the checkpoint", provider.CheckSetCheckpoint(b.Projector, to), func(s *state, _ time.Time) bool {
 		b := s.build(b)
 		is := s.checkpoint(b)
-		if is.Mode == provider.ModeEnded || is.Place.Position != from.Place.Position || is.Mode != from.Mode || is.Token != from.Token ||
-			!slices.Equal(is.Splits, from.Splits) {
+		if !provider.CanSetCheckpoint(is, from) {
 			return false
 		}
 		oldest := to.Oldest()
@@ -87,19 +86,7 @@ func (db *Provider) Unapplied(ctx context.Context, b provider.Build, messages []
 
 func (s *state) unapplied(b provider.Build, messages []provider.Message) []bool {
 	c := s.checkpoint(b)
-	unapplied := make([]bool, len(messages))
-	for i, m := range messages {
-		if m.Position > 0 && m.Position <= c.Place.Position {
-			continue
-		}
-		marked := func(h provider.Handler) bool {
-			return slices.ContainsFunc(h.Names(), func(name string) bool {
-				return s.markers.has(markerKey(provider.Marker{Handler: name, MessageID: m.ID}, b))
-			})
-		}
-		unapplied[i] = slices.ContainsFunc(m.Handlers, func(h provider.Handler) bool { return !marked(h) })
-	}
-	return unapplied
+	return c.Unapplied(messages, func(m provider.Marker) bool { return s.markers.has(markerKey(m, b)) })
 }
 
 // PruneApplied implements provider.Progress.

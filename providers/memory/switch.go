@@ -33,22 +33,14 @@ func (db *Provider) beginSwitch(ctx context.Context, s *provider.Switch) (*Model
 	return m, err
 }
 
-// switched returns u, with the messages that Last returned.
-func (m *Model) switched(ctx context.Context, u provider.Unit) (provider.Unit, error) {
-	if !provider.CanSet(m.staged.generationsOf(u.Projector), u.Switch.Set...) {
-		return u, &provider.Error{Class: provider.ClassTransient, Code: provider.CodeFenced, Err: provider.ErrFenced}
-	}
-	if u.Switch.Last == nil {
-		return u, nil
-	}
-	live, err := m.staged.build(provider.Build{Projector: u.Projector}), error(nil)
-	u.Messages, err = u.Switch.Last(ctx, provider.Live{
-		Checkpoint: m.staged.checkpoint(live),
+// live reads a generation for Last.
+func (m *Model) live(_ context.Context, b provider.Build) (provider.Live, error) {
+	return provider.Live{
+		Checkpoint: m.staged.checkpoint(b),
 		Unapplied: func(_ context.Context, messages []provider.Message) ([]bool, error) {
-			return m.staged.unapplied(live, messages), nil
+			return m.staged.unapplied(b, messages), nil
 		},
-	})
-	return u, err
+	}, nil
 }
 
 // reset deletes the rows of tables.
@@ -60,25 +52,22 @@ func (s *state) reset(tables []string) {
 
 // finish runs the steps of a unit with Switch that follow the handlers.
 func (m *Model) finish(s *provider.Switch, now time.Time) error {
-	for _, p := range s.Rename {
-		if err := m.staged.rename(p); err != nil {
-			return err
-		}
+	return s.Finish(provider.SwitchSteps{
+		Rename: m.staged.rename, Show: m.staged.show, Compare: m.compare,
+		Set: func(all []provider.Generation) error {
+			for _, g := range all {
+				m.staged.setGeneration(g, now)
+			}
+			return nil
+		},
+	})
+}
+
+func (s *state) show(p provider.TablePair) error {
+	if s.tables.has(p.Other) {
+		return fmt.Errorf("show %s: %s is a table: rename it first", p.Table, p.Other)
 	}
-	for _, p := range s.Show {
-		if m.staged.tables.has(p.Other) {
-			return fmt.Errorf("show %s: %s is a table: rename it first", p.Table, p.Other)
-		}
-		m.staged.views = m.staged.views.put(p.Other, m.staged.shownBy(p.Table))
-	}
-	if s.Compare != nil {
-		if err := m.compare(s.Compare); err != nil {
-			return err
-		}
-	}
-	for _, g := range s.Set {
-		m.staged.setGeneration(g, now)
-	}
+	s.views = s.views.put(p.Other, s.shownBy(p.Table))
 	return nil
 }
 

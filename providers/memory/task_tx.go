@@ -5,12 +5,9 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
-	"github.com/kinora-go/kinora/internal/check"
 	"github.com/kinora-go/kinora/internal/taskrow"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -42,7 +39,7 @@ func (t taskTx) Enqueue(ctx context.Context, tasks ...provider.TaskDraft) error 
 	_, err := updateTasks(ctx, t, "enqueue tasks", provider.CheckTaskDrafts(tasks), func(w *work, now time.Time) (bool, error) {
 		for _, d := range tasks {
 			is, known := w.tasks.get(d.ID)
-			if known && (is.Group != "" || !sameDraft(d, provider.TaskDraft{ID: is.ID, Kind: is.Kind, Input: is.Input})) {
+			if known && !is.IsOf(&d) {
 				return false, fmt.Errorf("task %s: %w", d.ID, provider.ErrTaskIDReused)
 			}
 			if !known {
@@ -52,10 +49,6 @@ func (t taskTx) Enqueue(ctx context.Context, tasks ...provider.TaskDraft) error 
 		return true, nil
 	})
 	return err
-}
-
-func sameDraft(a, b provider.TaskDraft) bool {
-	return a.ID == b.ID && a.Kind == b.Kind && check.SameJSON(a.Input, b.Input)
 }
 
 func (w *work) add(ctx context.Context, d provider.TaskDraft, of provider.TaskGroup, now time.Time) {
@@ -72,21 +65,19 @@ func (w *work) add(ctx context.Context, d provider.TaskDraft, of provider.TaskGr
 // EnqueueGroup implements provider.TaskTx.
 func (t taskTx) EnqueueGroup(ctx context.Context, g provider.TaskGroupDraft) error {
 	_, err := updateTasks(ctx, t, "enqueue a group of tasks", provider.CheckTaskGroup(g), func(w *work, now time.Time) (bool, error) {
-		added := group{drafts: slices.Clone(g.Tasks), TaskGroup: provider.TaskGroup{
-			ID: g.ID, Kind: g.Kind, Data: bytes.Clone(g.Data), Total: len(g.Tasks), Open: len(g.Tasks),
-		}}
-		slices.SortFunc(added.drafts, func(a, b provider.TaskDraft) int { return strings.Compare(a.ID, b.ID) })
 		if is, ok := w.groups.get(g.ID); ok {
-			if is.Kind != g.Kind || !check.SameJSON(is.Data, g.Data) || !slices.EqualFunc(is.drafts, added.drafts, sameDraft) {
+			if !taskrow.IsGroup(is.TaskGroup, is.digest, g) {
 				return false, fmt.Errorf("group %s: %w", g.ID, provider.ErrTaskIDReused)
 			}
 			return true, nil
 		}
-		for i, d := range added.drafts {
+		added := group{digest: taskrow.Digest(g.Tasks), TaskGroup: provider.TaskGroup{
+			ID: g.ID, Kind: g.Kind, Data: bytes.Clone(g.Data), Total: len(g.Tasks), Open: len(g.Tasks),
+		}}
+		for _, d := range g.Tasks {
 			if w.tasks.has(d.ID) {
 				return false, fmt.Errorf("task %s: %w", d.ID, provider.ErrTaskIDReused)
 			}
-			added.drafts[i].Input = bytes.Clone(d.Input)
 			w.add(ctx, d, added.TaskGroup, now)
 		}
 		w.groups = w.groups.put(g.ID, added)

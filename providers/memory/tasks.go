@@ -31,10 +31,10 @@ type work struct {
 // task is a stored task. Package taskrow has the changes that workers and answers make.
 type task = taskrow.Row
 
-// group is a stored group, with the tasks that were added with it.
+// group is a stored group.
 type group struct {
 	provider.TaskGroup
-	drafts    []provider.TaskDraft // in order of ID
+	digest    string // of the tasks that were added with it
 	completed time.Time
 }
 

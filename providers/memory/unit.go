@@ -3,7 +3,6 @@ package memory
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -15,7 +14,7 @@ import (
 func (db *Provider) Do(ctx context.Context, u provider.Unit, run func(ctx context.Context, tx *Model, found provider.Found) (provider.Closing, error)) error {
 	if u.Switch != nil {
 		if err := provider.CheckSwitch(&u); err != nil {
-			return invalidUnit(err)
+			return &provider.Error{Class: provider.ClassPermanent, Code: "invalid", Err: err}
 		}
 	}
 	var changes []provider.Change
@@ -24,7 +23,7 @@ func (db *Provider) Do(ctx context.Context, u provider.Unit, run func(ctx contex
 			tx.discard, tx.wrote = true, map[cell]struct{}{}
 		}
 		if u.Switch != nil {
-			if u, err = tx.switched(ctx, u); err != nil {
+			if err := u.OpenSwitch(ctx, tx.staged.generationsOf(u.Projector), tx.live); err != nil {
 				return err
 			}
 		}
@@ -38,10 +37,6 @@ func (db *Provider) Do(ctx context.Context, u provider.Unit, run func(ctx contex
 		u.DryRun(changes)
 	}
 	return err
-}
-
-func invalidUnit(err error) error {
-	return &provider.Error{Class: provider.ClassPermanent, Code: "invalid", Err: err}
 }
 
 // work opens u, runs it and closes it.
@@ -61,8 +56,8 @@ func (m *Model) work(ctx context.Context, u *provider.Unit, run func(ctx context
 	if err := (&Tx{tx: m, db: m.db}).Enqueue(context.WithoutCancel(ctx), closing.Output...); err != nil {
 		return err
 	}
-	if u.Switch != nil && len(closing.Park) > 0 {
-		return invalidUnit(fmt.Errorf("%w: a unit with Switch cannot park messages", provider.ErrInput))
+	if err := u.CheckClosing(&closing); err != nil {
+		return err
 	}
 	now := m.db.now()
 	if m.staged.closeUnit(u, found, &closing, now); u.Switch == nil {

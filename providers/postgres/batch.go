@@ -112,7 +112,7 @@ func (w *unit) queueOpening() bool {
 func (w *unit) queueAdvance() {
 	if a := w.Advance; a != nil && !w.advanced {
 		w.advanced = true
-		args := []any{w.Projector, w.Generation, a.From, modeName(a.Mode), uuid.UUID(a.Token), a.To.Position, a.To.ID, recordedAt(a.To)}
+		args := []any{w.Projector, w.Generation, a.From, a.Mode.String(), uuid.UUID(a.Token), a.To.Position, a.To.ID, recordedAt(a.To)}
 		if w.Segment > 0 {
 			w.Queue(w.db.q(advanceSegmentSQL), append(args, w.Segment)...)
 		} else {

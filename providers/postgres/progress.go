@@ -3,7 +3,6 @@ package postgres
 import (
 	"context"
 	"encoding/json"
-	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -90,16 +89,6 @@ delete from kinora.markers where ctid = any(array(
 	limit $4::bigint))`
 )
 
-// modes are the names of provider.Mode, by its number.
-var modes = [...]string{"", "catch-up", "closing", "live", "ended"}
-
-func modeName(m provider.Mode) string {
-	if m < 0 || int(m) >= len(modes) {
-		return ""
-	}
-	return modes[m]
-}
-
 // What a transaction does to the checkpoint that it reads.
 const (
 	unlocked  = ""
@@ -124,7 +113,7 @@ func scanCheckpoint(row pgx.CollectableRow) (c provider.Checkpoint, err error) {
 	var token uuid.NullUUID
 	var handlers, splits, segments []byte
 	err = row.Scan(&c.Generation, &c.Place.Position, &c.Place.ID, scanTime(&c.Place.RecordedAt), &c.Lineage, &mode, &token, &handlers, &splits, &segments)
-	c.Mode, c.Token = provider.Mode(slices.Index(modes[:], mode)), claim.Token(token.UUID)
+	c.Mode, c.Token = provider.ParseMode(mode), claim.Token(token.UUID)
 	if err == nil && handlers != nil {
 		err = json.Unmarshal(handlers, &c.Handlers)
 	}
@@ -228,8 +217,8 @@ func (db *Provider) SetCheckpoint(ctx context.Context, of provider.Build, from, 
 	was, _ := json.Marshal(append([]provider.Split{}, from.Splits...))
 	err = db.fenced(ctx, of.Projector, exclusive, func(b *pgx.Batch) {
 		b.Queue(db.q(setCheckpointSQL), of.Projector, of.Generation,
-			to.Place.Position, to.Place.ID, recordedAt(to.Place), to.Lineage, modeName(to.Mode), uuid.UUID(to.Token), string(handlers),
-			from.Place.Position, modeName(from.Mode), uuid.UUID(from.Token), string(splits), string(was)).Exec(func(tag pgconn.CommandTag) error {
+			to.Place.Position, to.Place.ID, recordedAt(to.Place), to.Lineage, to.Mode.String(), uuid.UUID(to.Token), string(handlers),
+			from.Place.Position, from.Mode.String(), uuid.UUID(from.Token), string(splits), string(was)).Exec(func(tag pgconn.CommandTag) error {
 			set = tag.RowsAffected() == 1
 			return nil
 		})

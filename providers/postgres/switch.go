@@ -101,27 +101,16 @@ func (w *unit) beginSwitch(ctx context.Context, conn *pgx.Conn) (pgx.Tx, error) 
 	if err != nil {
 		return tx, ofSwitch(ctx, wrap("read the generations", err))
 	}
-	if !provider.CanSet(all, w.Switch.Set...) {
-		return tx, errFenced
-	}
-	if w.Switch.Last == nil {
-		return tx, nil
-	}
-	of := provider.Build{Projector: w.Projector, Generation: provider.LiveGeneration(all)}
-	live := provider.Live{Unapplied: func(ctx context.Context, messages []provider.Message) ([]bool, error) {
-		return w.db.unapplied(ctx, tx, of, messages)
-	}}
-	if live.Checkpoint, err = w.db.checkpoint(ctx, tx, of); err != nil {
-		return tx, ofSwitch(ctx, err)
-	}
-	messages, err := w.Switch.Last(ctx, live)
-	if err != nil {
+	if err = w.OpenSwitch(ctx, all, func(ctx context.Context, b provider.Build) (live provider.Live, err error) {
+		live.Unapplied = func(ctx context.Context, messages []provider.Message) ([]bool, error) {
+			return w.db.unapplied(ctx, tx, b, messages)
+		}
+		live.Checkpoint, err = w.db.checkpoint(ctx, tx, b)
+		return live, ofSwitch(ctx, err)
+	}); err != nil {
 		return tx, class(ofHandler(err))
 	}
-	if slices.ContainsFunc(messages, func(m provider.Message) bool { return m.Parked != nil }) {
-		return tx, invalidUnit(fmt.Errorf("%w: switch.Last returned a parked message: it must return events", provider.ErrInput))
-	}
-	w.Messages = withMarkerIDs(messages)
+	w.Messages = withMarkerIDs(w.Messages)
 	return tx, nil
 }
 
@@ -174,44 +163,28 @@ func (w *unit) endSwitch(ctx context.Context, tx pgx.Tx) error {
 			return err
 		}
 	}
-	was := make([]relation, len(w.Switch.Show))
-	for i, p := range w.Switch.Show {
+	was := map[string]relation{} // the relations that have the names of views
+	for _, p := range w.Switch.Show {
 		var err error
-		if was[i], err = readRelation(ctx, tx, p.Other); err != nil {
+		if was[p.Other], err = readRelation(ctx, tx, p.Other); err != nil {
 			return err
 		}
 	}
-	for _, p := range w.Switch.Rename {
-		if err := w.rename(ctx, tx, p); err != nil {
-			return err
-		}
-	}
-	for i, p := range w.Switch.Show {
-		if err := w.show(ctx, tx, p, was[i]); err != nil {
-			return err
-		}
-	}
-	if w.Switch.Compare != nil {
-		if err := w.compare(ctx, tx, w.Switch.Compare); err != nil {
-			return err
-		}
-	}
-	if w.isSnapshot() {
-		return nil
-	}
-	return w.setGenerations(ctx, tx)
+	return w.Switch.Finish(provider.SwitchSteps{
+		Rename:  func(p provider.TablePair) error { return w.rename(ctx, tx, p) },
+		Show:    func(p provider.TablePair) error { return w.show(ctx, tx, p, was[p.Other]) },
+		Compare: func(c *provider.Comparison) error { return w.compare(ctx, tx, c) },
+		Set:     func(all []provider.Generation) error { return w.setGenerations(ctx, tx, all) },
+	})
 }
 
 // setGenerations stores those that are no longer live or building first.
-func (w *unit) setGenerations(ctx context.Context, tx pgx.Tx) error {
-	if len(w.Switch.Set) == 0 {
-		return nil
-	}
+func (w *unit) setGenerations(ctx context.Context, tx pgx.Tx, all []provider.Generation) error {
 	order := []provider.GenerationState{provider.GenerationRetired, provider.GenerationStandby, provider.GenerationLive, provider.GenerationBuilding, provider.GenerationRequested}
 	rank := func(g provider.Generation) int { return slices.Index(order, g.State) }
-	set := make([]bool, len(w.Switch.Set))
+	set := make([]bool, len(all))
 	b := &pgx.Batch{}
-	for i, g := range slices.SortedStableFunc(slices.Values(w.Switch.Set), func(a, b provider.Generation) int { return cmp.Compare(rank(a), rank(b)) }) {
+	for i, g := range slices.SortedStableFunc(slices.Values(all), func(a, b provider.Generation) int { return cmp.Compare(rank(a), rank(b)) }) {
 		w.db.queueGeneration(b, g, &set[i])
 	}
 	crash.Point("switch unit: before")
@@ -316,5 +289,3 @@ func quoted(names ...string) string {
 	}
 	return strings.Join(all, ", ")
 }
-
-var errParks = invalidUnit(errors.New("a handler parked a message in a unit with Switch"))

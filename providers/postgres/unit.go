@@ -160,8 +160,7 @@ func (w *unit) handle(ctx context.Context, conn *leased, tx pgx.Tx, run func(tx 
 		return closing, &provider.Error{Class: provider.ClassUnknown, Code: provider.CodeDeadline,
 			Err: fmt.Errorf("the handler did not return, and its transaction was rolled back: %w", ctx.Err())}
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		if _, blamed := errors.AsType[*provider.MessageError](err); !blamed && pgError(err) != nil {
 			err = withMessage(w.now, err)
 		}
@@ -169,8 +168,9 @@ func (w *unit) handle(ctx context.Context, conn *leased, tx pgx.Tx, run func(tx 
 			err = ofHandler(err)
 		}
 		return closing, class(err)
-	case w.Switch != nil && len(closing.Park) > 0:
-		return closing, errParks
+	}
+	if err := w.CheckClosing(&closing); err != nil {
+		return closing, err
 	}
 	return closing, w.usable(ctx, conn.Conn)
 }

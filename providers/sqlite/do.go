@@ -5,7 +5,6 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 
 	"github.com/kinora-go/kinora/provider"
 )
@@ -52,8 +51,8 @@ func (u *unit) work(ctx context.Context, p *provider.Unit, run runFunc) error {
 	if err != nil {
 		return u.withMessage(err)
 	}
-	if p.Switch != nil && len(closing.Park) > 0 {
-		return invalidSwitch(fmt.Errorf("%w: a unit with Switch cannot park messages", provider.ErrInput))
+	if err := p.CheckClosing(&closing); err != nil {
+		return err
 	}
 	if closing.Output, err = u.db.normalize(ctx, closing.Output); err != nil {
 		return err

@@ -6,15 +6,11 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"slices"
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/provider"
 )
-
-// modes are the names of provider.Mode.
-var modes = []string{"", "catch-up", "closing", "live", "ended"}
 
 const (
 	// ofBuild selects generation ?2 of projector ?1.
@@ -177,7 +173,7 @@ func oneCheckpoint(ctx context.Context, q querier, query string, b provider.Buil
 		return provider.Checkpoint{Generation: b.Number()}, nil
 	}
 	copy(c.Token[:], token)
-	c.Mode = provider.Mode(slices.Index(modes, mode))
+	c.Mode = provider.ParseMode(mode)
 	return c, err
 }
 
@@ -222,11 +218,10 @@ func (d *Provider) SetCheckpoint(ctx context.Context, b provider.Build, from, to
 			return err
 		}
 		is, err := wholeCheckpoint(ctx, u, b)
-		set = is.Mode != provider.ModeEnded && is.Place.Position == from.Place.Position && is.Mode == from.Mode && is.Token == from.Token &&
-			slices.Equal(is.Splits, from.Splits)
+		set = provider.CanSetCheckpoint(is, from)
 		if err == nil && set {
 			_, err = u.exec(ctx, setCheckpoint, b.Projector, b.Generation, to.Place.Position, to.Place.ID, microsOf(to.Place.RecordedAt),
-				to.Lineage, modes[to.Mode], tokenOf(to.Token), jsonOf(to.Handlers), jsonOf(append([]provider.Split{}, to.Splits...)))
+				to.Lineage, to.Mode.String(), tokenOf(to.Token), jsonOf(to.Handlers), jsonOf(append([]provider.Split{}, to.Splits...)))
 		}
 		if err == nil && set {
 			_, err = u.exec(ctx, dropSegments, b.Projector, b.Generation, to.Oldest())
@@ -264,16 +259,7 @@ func unapplied(ctx context.Context, q querier, b provider.Build, messages []prov
 	if err != nil {
 		return nil, err
 	}
-	unapplied := make([]bool, len(messages))
-	for i := range messages {
-		m := &messages[i]
-		isMarked := func(name string) bool { return marked[provider.Marker{Handler: name, MessageID: m.ID}] }
-		unapplied[i] = (m.Position == 0 || m.Position > c.Place.Position) &&
-			slices.ContainsFunc(m.Handlers, func(h provider.Handler) bool {
-				return !isMarked(h.Name) && !slices.ContainsFunc(h.Was, isMarked)
-			})
-	}
-	return unapplied, nil
+	return c.Unapplied(messages, func(m provider.Marker) bool { return marked[m] }), nil
 }
 
 const (

@@ -43,47 +43,42 @@ func (u *unit) workSwitch(ctx context.Context, p *provider.Unit, run runFunc) er
 	if err != nil {
 		return inStep("open", err)
 	}
-	if !provider.CanSet(stored, p.Switch.Set...) {
-		return &provider.Error{Class: provider.ClassTransient, Code: provider.CodeFenced, Err: provider.ErrFenced}
+	if err := p.OpenSwitch(u.within(ctx), stored, u.live); err != nil { // this context reads through a pool of one connection
+		return err
 	}
-	if p.Switch.Last != nil {
-		live := provider.Build{Projector: p.Projector, Generation: provider.LiveGeneration(stored)}
-		if p.Messages, err = u.last(ctx, p.Switch, live); err != nil {
-			return err
-		}
-		if err := checkUnit(p); err != nil {
-			return err
-		}
+	if err := checkUnit(p); err != nil {
+		return err
 	}
 	if err := u.work(ctx, p, run); err != nil {
 		return err
 	}
-	if err := u.changeTables(ctx, p.Switch); err != nil {
+	if err := u.checkCreated(ctx, p.Switch.Create); err != nil {
 		return err
 	}
-	if len(p.Switch.Set) > 0 {
-		if err := u.setGenerations(ctx, stored, p.Switch.Set...); err != nil {
-			return inStep("close", err)
-		}
+	if err := u.checkRenamed(ctx, p.Switch.Rename); err != nil {
+		return err
 	}
-	if p.Switch.Snapshot {
-		return errSnapshot
+	err = p.Switch.Finish(provider.SwitchSteps{
+		Rename:  func(p provider.TablePair) error { return wrap("rename "+p.Table, u.rename(ctx, p)) },
+		Show:    func(p provider.TablePair) error { return wrap("show "+p.Table, u.show(ctx, p)) },
+		Compare: func(c *provider.Comparison) error { return u.compare(ctx, c) },
+		Set:     func(all []provider.Generation) error { return inStep("close", u.setGenerations(ctx, stored, all...)) },
+	})
+	if err == nil && p.Switch.Snapshot {
+		err = errSnapshot
 	}
-	return nil
+	return err
 }
 
-// last calls Last. Its context lets it read through a pool of one connection.
-func (u *unit) last(ctx context.Context, s *provider.Switch, live provider.Build) ([]provider.Message, error) {
-	c, err := wholeCheckpoint(ctx, u, live)
-	if err != nil {
-		return nil, inStep("open", err)
-	}
-	return s.Last(u.within(ctx), provider.Live{
+// live reads a generation for Last.
+func (u *unit) live(ctx context.Context, b provider.Build) (provider.Live, error) {
+	c, err := wholeCheckpoint(ctx, u, b)
+	return provider.Live{
 		Checkpoint: c,
 		Unapplied: func(ctx context.Context, messages []provider.Message) ([]bool, error) {
-			return unapplied(ctx, u, live, messages)
+			return unapplied(ctx, u, b, messages)
 		},
-	})
+	}, inStep("open", err)
 }
 
 // reset deletes the rows of tables.
@@ -103,30 +98,10 @@ func (u *unit) reset(ctx context.Context, names []string) error {
 	return nil
 }
 
-// changeTables runs the steps of s that follow the handlers.
-func (u *unit) changeTables(ctx context.Context, s *provider.Switch) error {
-	if err := u.checkCreated(ctx, s.Create); err != nil {
-		return err
-	}
-	if err := u.checkRenamed(ctx, s.Rename); err != nil {
-		return err
-	}
-	for _, p := range s.Rename {
-		if err := u.rename(ctx, p); err != nil {
-			return wrap("rename "+p.Table, err)
-		}
-	}
-	for _, p := range s.Show {
-		view := tableOf(p.Other).sql()
-		_, err := u.tx.ExecContext(ctx, fmt.Sprintf(`drop view if exists %[1]s; create view %[1]s as select * from %[2]s`, view, tableOf(p.Table).sql()))
-		if err != nil {
-			return wrap("show "+p.Table, err)
-		}
-	}
-	if s.Compare != nil {
-		return u.compare(ctx, s.Compare)
-	}
-	return nil
+func (u *unit) show(ctx context.Context, p provider.TablePair) error {
+	view := tableOf(p.Other).sql()
+	_, err := u.tx.ExecContext(ctx, fmt.Sprintf(`drop view if exists %[1]s; create view %[1]s as select * from %[2]s`, view, tableOf(p.Table).sql()))
+	return err
 }
 
 // rename renames a table, if it exists and is not a view. Views that show the table still do.

@@ -2,16 +2,11 @@ package sqlite
 
 import (
 	"context"
-	"crypto/sha256"
 	"database/sql"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
-	"github.com/kinora-go/kinora/internal/check"
 	"github.com/kinora-go/kinora/internal/taskrow"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -73,7 +68,7 @@ func (t taskTx) Enqueue(ctx context.Context, tasks ...provider.TaskDraft) error 
 // sameTask returns ErrTaskIDReused unless the stored task is that of d.
 func (s session) sameTask(ctx context.Context, d *provider.TaskDraft) error {
 	is, _, err := s.task(ctx, d.ID)
-	if err == nil && (is.Kind != d.Kind || is.Group != "" || !check.SameJSON(is.Input, d.Input)) {
+	if err == nil && !is.IsOf(d) {
 		err = fmt.Errorf("task %s: %w", d.ID, provider.ErrTaskIDReused)
 	}
 	return err
@@ -95,14 +90,13 @@ returning kind, data, total, open`
 // EnqueueGroup implements provider.TaskTx.
 func (t taskTx) EnqueueGroup(ctx context.Context, g provider.TaskGroupDraft) error {
 	return t.update(ctx, "enqueue a group of tasks", provider.CheckTaskGroup(g), func() error {
-		digest := digestOf(g.Tasks)
-		n, err := t.changed(ctx, insertGroup, g.ID, g.Kind, string(g.Data), len(g.Tasks), digest)
+		n, err := t.changed(ctx, insertGroup, g.ID, g.Kind, string(g.Data), len(g.Tasks), taskrow.Digest(g.Tasks))
 		if err != nil {
 			return err
 		}
 		if n == 0 {
-			is, stored, err := t.group(ctx, g.ID)
-			if err == nil && (is.Kind != g.Kind || stored != digest || !check.SameJSON(is.Data, g.Data)) {
+			is, digest, err := groupOf(ctx, t, g.ID)
+			if err == nil && !taskrow.IsGroup(is, digest, g) {
 				err = fmt.Errorf("group %s: %w", g.ID, provider.ErrTaskIDReused)
 			}
 			return err
@@ -117,28 +111,12 @@ func (t taskTx) EnqueueGroup(ctx context.Context, g provider.TaskGroupDraft) err
 	})
 }
 
-// digestOf identifies the ids, the kinds and the inputs of tasks, in any order. Tasks of a group
-// may be deleted before the group.
-func digestOf(tasks []provider.TaskDraft) string {
-	all := make([][3]string, len(tasks))
-	for i, d := range tasks {
-		all[i] = [3]string{d.ID, d.Kind, string(check.ComparableJSON(d.Input))}
-	}
-	slices.SortFunc(all, func(a, b [3]string) int { return strings.Compare(a[0], b[0]) })
-	sum := sha256.Sum256([]byte(jsonOf(all)))
-	return hex.EncodeToString(sum[:])
-}
-
 func groupOf(ctx context.Context, q querier, id string) (g provider.TaskGroup, digest string, err error) {
 	g.ID = id
 	var data string
 	err = one(ctx, q, []any{&g.Kind, &data, &g.Total, &g.Open, &digest}, findGroup, id)
 	g.Data = []byte(data)
 	return g, digest, err
-}
-
-func (s session) group(ctx context.Context, id string) (provider.TaskGroup, string, error) {
-	return groupOf(ctx, s, id)
 }
 
 // Answer implements provider.TaskTx.
