@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"time"
+
+	"github.com/kinora-go/kinora/internal/pauses"
 )
 
 // Backoff is a retry schedule with its limit of attempts. The defaults suit external calls.
@@ -37,10 +39,7 @@ func (b Backoff) Delay(n int) (time.Duration, error) {
 	if n < 1 {
 		return 0, fmt.Errorf("%w: delay after attempt %d: the first attempt is 1", ErrTerms, n)
 	}
-	d := b.Max
-	if shift := n - 1; shift < 62 && b.Base <= b.Max>>shift {
-		d = b.Base << shift
-	}
+	d := pauses.Doubled(b.Base, n-1, b.Max)
 	return d - time.Duration(b.Jitter*rand.Float64()*float64(d)), nil
 }
 

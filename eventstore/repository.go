@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/internal/check"
+	"github.com/kinora-go/kinora/internal/pauses"
 )
 
 // RepositoryConfig configures a Repository. The zero value is the default.
@@ -173,11 +174,7 @@ func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([
 		if try >= r.retries {
 			return at, err
 		}
-		pause := time.NewTimer(rand.N(min(time.Millisecond<<min(try-1, 10), 200*time.Millisecond)))
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			pause.Stop()
+		if pauses.Wait(ctx, rand.N(pauses.Doubled(time.Millisecond, try-1, 200*time.Millisecond)), nil); ctx.Err() != nil {
 			return at, err
 		}
 	}

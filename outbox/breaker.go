@@ -3,8 +3,8 @@ package outbox
 import (
 	"time"
 
-	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/internal/errclass"
+	"github.com/kinora-go/kinora/internal/pauses"
 )
 
 const (
@@ -13,8 +13,6 @@ const (
 	depthMax     = 5      // the most doublings of a claim's size
 	refusedMax   = 10_000 // entries that a breaker remembers
 )
-
-var pauses = claim.Backoff{Base: time.Second, Max: time.Minute, Attempts: -1}
 
 // breaker is the outage breaker of one topic, in this process. It distinguishes an
 // outage from messages that can never be published:
@@ -110,7 +108,7 @@ func (k *breaker) end(now time.Time) verdict {
 	v := verdict{failed: k.failed}
 	if len(k.failed) > 0 && !k.counts() {
 		k.pauses++
-		v.outage, _ = pauses.Delay(k.pauses) // cannot fail: the schedule is valid, and k.pauses ≥ 1
+		v.outage = pauses.Doubled(time.Second, k.pauses-1, time.Minute)
 		// The failed messages wait for 2 pauses. After 4, another relay has claimed them.
 		k.deepUntil = now.Add(4 * v.outage)
 		if v.paused = len(k.keys) >= failuresDown; v.paused {

@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/internal/errclass"
+	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -396,7 +397,7 @@ func (b *batch) mark(marks []Mark) {
 	if len(marks) == 0 {
 		return
 	}
-	for pause := retryMin; ; pause = min(2*pause, retryMax) {
+	for retry := (pauses.Doubling{First: retryMin, Longest: retryMax}); ; {
 		b.pulse.Within(clock(), storeLimit)
 		late, err := b.markOnce(marks)
 		if err == nil {
@@ -407,8 +408,9 @@ func (b *batch) mark(marks []Mark) {
 			}
 			return
 		}
+		pause := retry.Next()
 		b.log.Warn("marks not stored", "entries", len(marks), "class", errclass.Of(err), "again_in", pause)
-		if sleep(b.lease, pause, nil); b.lease.Err() != nil {
+		if pauses.Wait(b.lease, pause, nil); b.lease.Err() != nil {
 			return
 		}
 	}

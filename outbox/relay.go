@@ -13,6 +13,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/internal/errclass"
+	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/internal/presence"
 	"github.com/kinora-go/kinora/internal/pulse"
 	"github.com/kinora-go/kinora/provider"
@@ -153,7 +154,7 @@ const (
 // loop claims and publishes until ctx ends. The scanner decides which entries to scan, and when.
 func (r *Relay) loop(ctx, hard context.Context) {
 	scans := newScanner(clock(), r.cfg.Poll)
-	retry := retryMin
+	retry := pauses.Doubling{First: retryMin, Longest: retryMax}
 	// The hint is requested before the first scan that finds nothing, so that no entry is missed.
 	var hint <-chan struct{}
 	for ctx.Err() == nil {
@@ -164,7 +165,7 @@ func (r *Relay) loop(ctx, hard context.Context) {
 		r.pulse.Within(now, r.cfg.Poll+storeLimit)
 		at, pause := scans.next(now)
 		if at == noScan {
-			if sleep(ctx, pause, hint) {
+			if pauses.Wait(ctx, pause, hint) {
 				scans.wake()
 				hint = nil
 			}
@@ -172,12 +173,12 @@ func (r *Relay) loop(ctx, hard context.Context) {
 		}
 		found, err := r.scan(ctx, hard, scans, at, now)
 		if err != nil {
-			r.log.Warn("entries not claimed", "class", errclass.Of(err), "again_in", retry)
-			sleep(ctx, retry, nil)
-			retry = min(2*retry, retryMax)
+			pause := retry.Next()
+			r.log.Warn("entries not claimed", "class", errclass.Of(err), "again_in", pause)
+			pauses.Wait(ctx, pause, nil)
 			continue
 		}
-		retry = retryMin
+		retry.Reset()
 		if found {
 			hint = nil
 		}
@@ -285,19 +286,6 @@ func (r *Relay) claim(ctx, hard context.Context, q provider.EntryQuery, limit in
 		report(entries, r.since(begin), err)
 	}
 	return entries, err
-}
-
-// sleep waits for d, for wake, or for the end of ctx. It reports whether wake ended it.
-func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-wake:
-		return true
-	case <-t.C:
-	case <-ctx.Done():
-	}
-	return false
 }
 
 // clock schedules scans and measures durations, as this process sees them.

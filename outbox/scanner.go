@@ -1,6 +1,10 @@
 package outbox
 
-import "time"
+import (
+	"time"
+
+	"github.com/kinora-go/kinora/internal/pauses"
+)
 
 const (
 	pauseMin      = 5 * time.Millisecond   // the first pause of an idle relay; it doubles up to Poll
@@ -9,6 +13,7 @@ const (
 	backoffFactor = 10                     // backoff after a wide scan, as a multiple of its duration
 	backoffMax    = 10 * time.Second       // the longest such backoff
 	nearOverlap   = 1000                   // Seqs that a near scan repeats, for commits out of order
+
 )
 
 // scan is the set of entries that a claim considers, in order of cost.
@@ -40,8 +45,8 @@ func (s scan) fromFront() bool { return s == frontScan || s == fullScan }
 //   - Suspects are claimed one at a time. Suspects at the front get as much time as
 //     other entries had since the last front scan, at most suspectsMax.
 type scanner struct {
-	poll          time.Duration         // the longest pause, and the interval between full scans
-	pause         time.Duration         // the next pause
+	poll          time.Duration // the longest pause, and the interval between full scans
+	pause         pauses.Doubling
 	at            scan                  // the current scan
 	after         int64                 // near scans begin after this Seq; zero: no claim yet
 	front         time.Time             // when a front scan is due
@@ -51,7 +56,7 @@ type scanner struct {
 }
 
 func newScanner(now time.Time, poll time.Duration) *scanner {
-	return &scanner{poll: poll, pause: pauseMin, at: frontScan, front: now, full: now.Add(poll), suspectsUntil: now}
+	return &scanner{poll: poll, pause: pauses.Doubling{First: pauseMin, Longest: poll}, at: frontScan, front: now, full: now.Add(poll), suspectsUntil: now}
 }
 
 // next returns the scan to run now, or noScan and the pause before the next call.
@@ -74,12 +79,7 @@ func (s *scanner) next(now time.Time) (scan, time.Duration) {
 // wait returns the length of a pause, doubles the next one, and chooses the scan
 // that follows. left is the rest of the backoff of the current scan.
 func (s *scanner) wait(left time.Duration) time.Duration {
-	d := min(s.pause, s.poll)
-	if s.pause > s.poll/2 { // poll may be as long as a Duration can be
-		s.pause = s.poll
-	} else {
-		s.pause *= 2
-	}
+	d := s.pause.Next()
 	switch {
 	case s.at == noScan:
 		s.at = fullScan
@@ -130,7 +130,7 @@ func (s *scanner) handled(now time.Time, found, suspect bool) {
 		s.at++
 		return
 	}
-	s.pause = pauseMin
+	s.pause.Reset()
 	if suspect && s.at == frontScan {
 		if now.Before(s.suspectsUntil) {
 			return // the next suspect

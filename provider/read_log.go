@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/pauses"
 )
 
 // Sizes of a page of a log.
@@ -93,24 +94,18 @@ const (
 // logWait is the wait of a reader for open appends.
 type logWait struct {
 	began time.Time
-	next  time.Duration // the next pause
+	next  pauses.Doubling
 	open  []OpenAppend
 }
 
 // pause waits a little longer than the last time, or until ctx ends.
 func (w *logWait) pause(ctx context.Context, open []OpenAppend) error {
 	if w.began.IsZero() {
-		w.began = time.Now() //nolint:forbidigo // a duration
+		w.began, w.next = time.Now(), pauses.Doubling{First: logPauseMin, Longest: logPauseMax} //nolint:forbidigo // a duration
 	}
-	w.open, w.next = open, min(max(2*w.next, logPauseMin), logPauseMax)
-	t := time.NewTimer(w.next)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return w.explain(ctx, ctx.Err())
-	}
+	w.open = open
+	pauses.Wait(ctx, w.next.Next(), nil)
+	return w.explain(ctx, ctx.Err())
 }
 
 // explain adds the open appends to an error if ctx has ended during the wait.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -67,12 +68,12 @@ func (e *engine[Tx]) flush() {
 // repeat applies a change that has failed until it succeeds. A change that failed for a lease, while the
 // store replied to others, is at fault.
 func (e *engine[Tx]) repeat(p *pendingChange, err error) {
-	for pause := changeMin; e.hard.Err() == nil; pause = min(2*pause, changeMax) {
+	for pause := (pauses.Doubling{First: changeMin, Longest: changeMax}); e.hard.Err() == nil; {
 		if p.fails >= changeTries && now().Sub(p.since) > e.cfg.Lease && e.reached.Load() > p.since.UnixNano() {
 			p.reply <- changeResult{err: err}
 			return
 		}
-		e.sleep(e.hard, pause, nil, nil)
+		e.sleep(e.hard, pause.Next(), nil, nil)
 		if err = e.apply([]*pendingChange{p}, claimLimit); err == nil {
 			return
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/internal/errclass"
+	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/internal/presence"
 	"github.com/kinora-go/kinora/internal/pulse"
 	"github.com/kinora-go/kinora/outbox"
@@ -269,7 +270,7 @@ const (
 // loop claims tasks and starts their handlers until ctx ends. It claims no more than can run: a
 // task that waited in this process would use up its lease.
 func (e *engine[Tx]) loop(ctx context.Context, handlers *sync.WaitGroup) {
-	pause, retry := pauseMin, retryMin
+	pause, retry := pauses.Doubling{First: pauseMin, Longest: e.cfg.Poll}, pauses.Doubling{First: retryMin, Longest: retryMax}
 	next := false // the last suspect task may not have been the only one
 	waker, _ := e.db.(provider.TaskWaker)
 	loop := e.loops.Add("worker")
@@ -302,12 +303,12 @@ func (e *engine[Tx]) loop(ctx context.Context, handlers *sync.WaitGroup) {
 			})
 		}
 		if err != nil && ctx.Err() == nil {
-			e.log.Warn("tasks not claimed", "class", errclass.Of(err), "again_in", retry)
-			e.sleep(ctx, retry, nil, nil)
-			retry = min(2*retry, retryMax)
+			d := retry.Next()
+			e.log.Warn("tasks not claimed", "class", errclass.Of(err), "again_in", d)
+			e.sleep(ctx, d, nil, nil)
 			continue
 		}
-		retry = retryMin
+		retry.Reset()
 		if alone && running == 0 {
 			for e.running() > 0 && ctx.Err() == nil { // it runs alone
 				loop.Within(now(), e.cfg.Poll+claimLimit)
@@ -316,15 +317,14 @@ func (e *engine[Tx]) loop(ctx context.Context, handlers *sync.WaitGroup) {
 			continue
 		}
 		if len(tasks) > 0 {
-			pause = pauseMin
+			pause.Reset()
 		}
 		if len(tasks) >= free || alone { // full
 			e.sleep(ctx, e.cfg.Poll, nil, e.freed)
 			e.sleep(ctx, gather, nil, nil)
 			continue
 		}
-		e.sleep(ctx, min(pause, e.cfg.Poll), due, e.soon)
-		pause = min(2*pause, e.cfg.Poll)
+		e.sleep(ctx, pause.Next(), due, e.soon)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -131,10 +132,12 @@ func (w *pass[Tx, DB, Row]) live() error {
 
 // poll calls is until it returns true.
 func (w *pass[Tx, DB, Row]) poll(what string, is func() (bool, error)) error {
-	for pause, waited := time.Millisecond, time.Duration(0); ; pause = min(2*pause, 20*time.Millisecond) {
+	waited := time.Duration(0)
+	for next := (pauses.Doubling{First: time.Millisecond, Longest: 20 * time.Millisecond}); ; {
 		if ok, err := is(); ok || err != nil {
 			return err
 		}
+		pause := next.Next()
 		if waited += pause; waited > patience {
 			return fmt.Errorf("%s: not within %s", what, patience)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -405,20 +406,13 @@ func isAnswer(err error) bool {
 }
 
 // pauseAfter returns a pause that is longer after each try, 20ms to 1s.
-func pauseAfter(try int) time.Duration { return min(10*time.Millisecond<<min(try, 7), time.Second) }
+func pauseAfter(try int) time.Duration {
+	return pauses.Doubled(20*time.Millisecond, try-1, time.Second)
+}
 
-func pause(ctx context.Context, try int) error { return wait(ctx, pauseAfter(try)) }
-
-// wait waits for d. It returns ctx's error if ctx ends first.
-func wait(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return ctx.Err()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+func pause(ctx context.Context, try int) error {
+	pauses.Wait(ctx, pauseAfter(try), nil)
+	return ctx.Err()
 }
 
 // Append implements eventstore.TxStore with one exception to "usable": if another transaction is

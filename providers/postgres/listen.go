@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/kinora-go/kinora/internal/pauses"
 )
 
 // ListenerConfig is the configuration of a Listener. The zero value is the default.
@@ -96,13 +98,14 @@ func (l *Listener) Run(ctx context.Context) error {
 		return errors.New("listener: Run called twice: create another Listener")
 	}
 	close(l.running)
-	for pause := listenMin; ctx.Err() == nil; {
+	pause := pauses.Doubling{First: listenMin, Longest: listenMax}
+	for ctx.Err() == nil {
 		heard, err := l.session(ctx)
 		if heard {
-			pause = listenMin
+			pause.Reset()
 		}
-		// others lost their connections at the same time
-		wait := pause/2 + mathrand.N(pause)
+		wait := pause.Next()
+		wait = wait/2 + mathrand.N(wait) // others lost their connections at the same time
 		switch {
 		case ctx.Err() != nil:
 		// the connection may be half-open
@@ -116,8 +119,7 @@ func (l *Listener) Run(ctx context.Context) error {
 		default:
 			l.log.Warn("listen", "error", err, "again_in", wait)
 		}
-		pause = min(2*pause, listenMax)
-		sleep(ctx, wait)
+		pauses.Wait(ctx, wait, nil)
 	}
 	return nil
 }
@@ -238,14 +240,4 @@ func (l *Listener) wake() {
 	l.db.wake.signal()
 	l.db.appends.signal()
 	l.db.due.signal()
-}
-
-// sleep waits for d or until ctx ends.
-func sleep(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -216,7 +217,7 @@ func (db *Provider) settle(ctx context.Context, after int64) (is settled, positi
 	limit := time.NewTimer(settleLimit)
 	defer limit.Stop()
 	wanted := int64(-1)
-	for pause := settlePauseMin; ; pause = min(2*pause, settlePauseMax) {
+	for pause := (pauses.Doubling{First: settlePauseMin, Longest: settlePauseMax}); ; {
 		if is, position, err = db.look(ctx, after); err != nil {
 			return is, 0, nil, err
 		}
@@ -226,7 +227,7 @@ func (db *Provider) settle(ctx context.Context, after int64) (is settled, positi
 		if position >= wanted {
 			return is, position, nil, nil
 		}
-		next := time.NewTimer(pause)
+		next := time.NewTimer(pause.Next())
 		select {
 		case <-next.C:
 		case <-limit.C:

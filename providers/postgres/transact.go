@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/internal/pauses"
 )
 
 const (
@@ -48,7 +49,7 @@ func (db *DB) Transact(ctx context.Context, fn func(ctx context.Context, tx pgx.
 	limit, cancel := context.WithTimeout(ctx, transactLimit)
 	defer cancel()
 	for try := 1; again && try < transactTries; try++ {
-		if wait(limit, rand.N(pauseAfter(try))) != nil {
+		if pauses.Wait(limit, rand.N(pauseAfter(try)), nil); limit.Err() != nil {
 			return err
 		}
 		again, err = run.inTurn(ctx, limit, err)

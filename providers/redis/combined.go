@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/provider"
 	goredis "github.com/redis/go-redis/v9"
 )
@@ -89,14 +90,7 @@ func (m *marked) do(ctx context.Context) (err error) {
 		if err = m.once(ctx); !errors.Is(err, errChanged) || try == runsAgain {
 			return err
 		}
-		pause(ctx, time.Duration(try)*time.Millisecond)
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
+		pauses.Wait(ctx, time.Duration(try)*time.Millisecond, nil)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/pauses"
 )
 
 const (
@@ -37,11 +38,8 @@ func (d *DB) Transact(ctx context.Context, fn func(ctx context.Context, tx *sql.
 	}
 	limit, cancel := context.WithTimeout(ctx, transactLimit)
 	defer cancel()
-	for try, pause := 1, pauseMax; isBusy(err) && try < transactTries; try, pause = try+1, min(2*pause, time.Second) {
-		select {
-		case <-time.After(rand.N(pause)):
-		case <-limit.Done():
-		}
+	for try := 1; isBusy(err) && try < transactTries; try++ {
+		pauses.Wait(limit, rand.N(pauses.Doubled(pauseMax, try-1, time.Second)), nil)
 		if limit.Err() != nil {
 			return err
 		}

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -98,14 +99,13 @@ func (d *Provider) beginWithin(ctx, wait context.Context) (*unit, error) {
 
 // retryBusy runs fn again while the database is busy, until ctx ends.
 func retryBusy(ctx context.Context, fn func() error) error {
-	for pause := pauseMin; ; pause = min(2*pause, pauseMax) {
+	for pause := (pauses.Doubling{First: pauseMin, Longest: pauseMax}); ; {
 		err := fn()
 		if !isBusy(err) {
 			return err
 		}
-		select {
-		case <-time.After(pause/2 + rand.N(pause)):
-		case <-ctx.Done():
+		d := pause.Next()
+		if pauses.Wait(ctx, d/2+rand.N(d), nil); ctx.Err() != nil {
 			return fmt.Errorf("the database is busy: %w", ctx.Err())
 		}
 	}
