@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -134,14 +135,11 @@ func CheckPostpone(id string, at time.Time) error {
 func CheckTaskChanges(changes []TaskChange) error {
 	for i := range changes {
 		c, at := &changes[i], fmt.Sprintf("changes[%d].", i)
-		switch c.To {
-		case TaskClaimed, TaskPending, TaskFailed, TaskDone, TaskUndone, TaskAbandoned:
-		case TaskWaiting:
-			if c.Open == "" {
-				return invalid(at+"open", "must not be empty: a waiting task waits for a slot")
-			}
-		default:
+		switch {
+		case !slices.Contains(TaskStatuses(), c.To):
 			return invalidf(at+"to", "%q: must be a status", c.To)
+		case c.To == TaskWaiting && c.Open == "":
+			return invalid(at+"open", "must not be empty: a waiting task waits for a slot")
 		}
 		if c.After < 0 && c.To != TaskWaiting {
 			return invalidf(at+"after", "%s: must not be negative", c.After)

@@ -3,6 +3,7 @@ package provider
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"time"
 )
 
@@ -50,6 +51,11 @@ type TaskFilter struct {
 	Code      string
 	After     string // only greater ids; for the next page, the last ID of this one
 	Limit     int    // zero means 100 for Tasks, and no limit for decisions
+}
+
+// OnlyStuck reports whether f selects only failed and abandoned tasks. Providers find these without reading others.
+func (f TaskFilter) OnlyStuck() bool {
+	return len(f.Status) > 0 && !slices.ContainsFunc(f.Status, func(s TaskStatus) bool { return s != TaskFailed && s != TaskAbandoned })
 }
 
 // TaskRecord is a record of what happened to a task.

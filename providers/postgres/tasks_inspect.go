@@ -54,11 +54,8 @@ func (db *DB) Tasks(ctx context.Context, f provider.TaskFilter) ([]provider.Task
 	if err := provider.CheckTaskFilter(f); err != nil {
 		return nil, wrap("list tasks", err)
 	}
-	sql, stuck := tasksSQL, len(f.Status) > 0
-	for _, s := range f.Status {
-		stuck = stuck && (s == provider.TaskFailed || s == provider.TaskAbandoned)
-	}
-	if stuck {
+	sql := tasksSQL
+	if f.OnlyStuck() {
 		sql = stuckTasksSQL
 	}
 	tasks, err := collect(ctx, db.pool, scanTask, db.q(sql), taskArgs(f, 100)...)
@@ -120,7 +117,7 @@ from ck, locked where o.id = locked.id and o.status in ('failed', 'abandoned')` 
 	next_at    = case when o.status = 'claimed' then o.next_at else ck.t end
 from ck, locked where o.id = locked.id and ` + canCancel + decideTasksTail + `'canceled'` + decideTasksEnd
 
-	canCancel = `o.status in ('pending', 'claimed', 'failed', 'waiting', 'abandoned') and not o.undo`
+	canCancel = `o.status not in ('done', 'undone') and not o.undo`
 
 	decideTasksHead = `
 with ck as materialized (select clock_timestamp() t),

@@ -7,67 +7,44 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 
 	"github.com/kinora-go/kinora/internal/taskrow"
 	"github.com/kinora-go/kinora/provider"
 )
 
-// taskSelection is the part of a statement that selects tasks, after "from kinora_tasks o".
-type taskSelection struct {
-	sql  string
-	args []any
-}
-
-// arg adds an argument and returns its parameter.
-func (s *taskSelection) arg(v any) string {
-	s.args = append(s.args, v)
-	return fmt.Sprintf("?%d", len(s.args))
-}
-
-// onlyStuck is the condition of the index kinora_tasks_stuck.
-const onlyStuck = `status in ('failed', 'abandoned')`
-
-// selectTasks selects the tasks of f, in order of ID. limit is for a filter without one.
-func selectTasks(f *provider.TaskFilter, limit int) taskSelection {
-	var s taskSelection
-	where := []string{"id > " + s.arg(f.After)}
-	stuck := len(f.Status) > 0 && !slices.ContainsFunc(f.Status, func(is provider.TaskStatus) bool {
-		return is != provider.TaskFailed && is != provider.TaskAbandoned
-	})
-	index := ""
+// selectTasks returns the tasks of f, in order of ID. The conditions are those that indexes need.
+func selectTasks(ctx context.Context, q querier, f *provider.TaskFilter) ([]taskrow.Row, error) {
+	var args []any
+	arg := func(v any) string {
+		args = append(args, v)
+		return fmt.Sprintf("?%d", len(args))
+	}
+	where, index := "where id > "+arg(f.After), ""
 	if f.IDs != nil {
-		where = append(where, "id in (select value from json_each("+s.arg(anyOf(f.IDs))+"))")
-	} else if stuck {
-		index = "indexed by kinora_tasks_stuck "
-		where = append(where, onlyStuck)
+		where += " and id in (select value from json_each(" + arg(anyOf(f.IDs)) + "))"
+	} else if f.OnlyStuck() {
+		where, index = where+" and status in ('failed', 'abandoned')", "indexed by kinora_tasks_stuck "
 	}
 	for _, c := range []struct{ column, value string }{{"kind", f.Kind}, {"group_id", f.Group}, {"group_kind", f.GroupKind}, {"code", f.Code}} {
 		if c.value != "" {
-			where = append(where, c.column+" = "+s.arg(c.value))
+			where += " and " + c.column + " = " + arg(c.value)
 		}
 	}
 	if f.Group != "" {
-		where = append(where, "group_id <> ''") // the condition of the index
+		where += " and group_id <> ''"
 	}
 	if len(f.Status) > 0 {
-		where = append(where, "status in (select value from json_each("+s.arg(listOf(f.Status))+"))")
+		where += " and status in (select value from json_each(" + arg(listOf(f.Status)) + "))"
 	}
-	s.sql = index + "where " + strings.Join(where, " and ") + " order by id limit " + s.arg(cmp.Or(max(f.Limit, 0), limit))
-	return s
-}
-
-func selectedTasks(ctx context.Context, q querier, f *provider.TaskFilter) ([]taskrow.Row, error) {
-	s := selectTasks(f, defaultPage)
-	return taskRowsOf(ctx, q, `select `+taskColumns+` from kinora_tasks o `+s.sql, s.args...)
+	query := "select " + taskColumns + " from kinora_tasks o " + index + where + " order by id limit " + arg(cmp.Or(max(f.Limit, 0), defaultPage))
+	return taskRowsOf(ctx, q, query, args...)
 }
 
 // Tasks implements provider.TaskInspector. A task whose state is malformed has no State.
 func (d *DB) Tasks(ctx context.Context, f provider.TaskFilter) (tasks []provider.Task, err error) {
 	if err = provider.CheckTaskFilter(f); err == nil {
 		var rows []taskrow.Row
-		rows, err = selectedTasks(ctx, d.reads, &f)
+		rows, err = selectTasks(ctx, d.reads, &f)
 		tasks = tasksOf(rows)
 	}
 	return result(tasks, "list tasks", err)
@@ -142,7 +119,7 @@ func (s session) decideTasks(ctx context.Context, f provider.TaskFilter, d taskr
 		return 0, err
 	}
 	for f.Limit = defaultPage; ; {
-		rows, err := selectedTasks(ctx, s, &f)
+		rows, err := selectTasks(ctx, s, &f)
 		if err != nil {
 			return n, err
 		}

@@ -193,10 +193,10 @@ func (w *watch) lag(projector string, events int64, age float64) {
 var toPublish = []outbox.Status{outbox.Pending, outbox.Claimed, outbox.Failed}
 
 // open are the statuses of entries that are not published.
-var open = []outbox.Status{outbox.Pending, outbox.Claimed, outbox.Failed, outbox.Held, outbox.Abandoned}
+var open = slices.DeleteFunc(provider.EntryStatuses(), func(s outbox.Status) bool { return !s.Open() })
 
 // unended are the statuses of tasks that have not ended well.
-var unended = []provider.TaskStatus{provider.TaskPending, provider.TaskClaimed, provider.TaskFailed, provider.TaskWaiting, provider.TaskAbandoned}
+var unended = slices.DeleteFunc(provider.TaskStatuses(), provider.TaskStatus.Final)
 
 func (w *watch) gauge(to metric.Int64ObservableGauge, n int64, of attribute.KeyValue) {
 	in := metric.WithAttributes(of)
