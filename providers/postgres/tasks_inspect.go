@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/internal/taskrow"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -103,21 +104,19 @@ func (db *DB) TaskTrail(ctx context.Context, id string) ([]provider.TaskRecord, 
 }
 
 // A decision locks the tasks in order of id, as changes do. The status of a task counts as it is
-// after a wait for its lock.
+// after a wait for its lock. The filter has only statuses that the decision can change.
 const (
-	requeueTasksSQL = decideTasksHead + `o.status in ('failed', 'abandoned') and` + taskFiltered + decideTasksLock + `
+	requeueTasksSQL = decideTasksHead + taskFiltered + decideTasksLock + `
 	status = 'pending', open = true, suspect = false, attempts = 0, vanished = 0, next_at = ck.t, ended_at = null
-from ck, locked where o.id = locked.id and o.status in ('failed', 'abandoned')` + decideTasksTail + `'requeued'` + decideTasksEnd
+from ck, locked where o.id = locked.id and o.status = any($5::text[])` + decideTasksTail + `'requeued'` + decideTasksEnd
 
 	// A worker notices at its next change.
-	cancelTasksSQL = decideTasksHead + canCancel + ` and` + taskFiltered + decideTasksLock + `
+	cancelTasksSQL = decideTasksHead + `not o.undo and` + taskFiltered + decideTasksLock + `
 	undo = true, why = 'canceled', open = true, ended_at = null, result = null,
 	status     = case when o.status = 'claimed' then 'claimed' else 'pending' end,
 	attempts   = case when o.status = 'claimed' then o.attempts else 0 end,
 	next_at    = case when o.status = 'claimed' then o.next_at else ck.t end
-from ck, locked where o.id = locked.id and ` + canCancel + decideTasksTail + `'canceled'` + decideTasksEnd
-
-	canCancel = `o.status not in ('done', 'undone') and not o.undo`
+from ck, locked where o.id = locked.id and o.status = any($5::text[]) and not o.undo` + decideTasksTail + `'canceled'` + decideTasksEnd
 
 	decideTasksHead = `
 with ck as materialized (select clock_timestamp() t),
@@ -154,7 +153,11 @@ insert into kinora.task_trail (task, what, by, reason) select id, 'patched', $3:
 )
 
 // decideTasks runs a decision and returns the number of changed tasks.
-func (db *Provider) decideTasks(ctx context.Context, on querier, sql string, f provider.TaskFilter, d provider.Decision) (int, error) {
+func (db *Provider) decideTasks(ctx context.Context, on querier, sql string, what taskrow.Decision, f provider.TaskFilter, d provider.Decision) (int, error) {
+	f, found := what.Narrow(f)
+	if !found {
+		return 0, nil
+	}
 	crash.Point("decide tasks: before")
 	tag, err := on.Exec(ctx, db.q(sql), append(taskArgs(f, noLimit), d.By, d.Reason)...)
 	crash.Point("decide tasks: after")
@@ -163,7 +166,7 @@ func (db *Provider) decideTasks(ctx context.Context, on querier, sql string, f p
 
 // RequeueTasks implements provider.TaskInspector.
 func (db *DB) RequeueTasks(ctx context.Context, f provider.TaskFilter, d provider.Decision) (int, error) {
-	return db.decide(ctx, "requeue tasks", requeueTasksSQL, f, d)
+	return db.decide(ctx, "requeue tasks", requeueTasksSQL, taskrow.Requeue, f, d)
 }
 
 // CancelTasks implements provider.TaskInspector.
@@ -171,18 +174,18 @@ func (db *DB) CancelTasks(ctx context.Context, f provider.TaskFilter, d provider
 	if err := provider.CheckTaskCancel(f, d); err != nil {
 		return 0, wrap("cancel tasks", err)
 	}
-	return db.decide(ctx, "cancel tasks", cancelTasksSQL, f, d)
+	return db.decide(ctx, "cancel tasks", cancelTasksSQL, taskrow.Cancel, f, d)
 }
 
-func (db *DB) decide(ctx context.Context, what, sql string, f provider.TaskFilter, d provider.Decision) (int, error) {
+func (db *DB) decide(ctx context.Context, doing, sql string, what taskrow.Decision, f provider.TaskFilter, d provider.Decision) (int, error) {
 	if err := provider.CheckTaskDecision(f, d); err != nil {
-		return 0, wrap(what, err)
+		return 0, wrap(doing, err)
 	}
-	n, err := db.decideTasks(ctx, db.pool, sql, f, d)
+	n, err := db.decideTasks(ctx, db.pool, sql, what, f, d)
 	if n > 0 {
 		db.tasksDue()
 	}
-	return n, wrap(what, err)
+	return n, wrap(doing, err)
 }
 
 // CompleteTask implements provider.TaskInspector.

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/internal/taskrow"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -140,7 +141,7 @@ func (t *taskTx) Cancel(ctx context.Context, id string) (bool, error) {
 	defer t.db.tasked.Add(1)
 	var n int
 	err := t.in(ctx, func(q session) (err error) {
-		n, err = t.db.decideTasks(ctx, q, cancelTasksSQL, f, provider.Decision{})
+		n, err = t.db.decideTasks(ctx, q, cancelTasksSQL, taskrow.Cancel, f, provider.Decision{})
 		return err
 	})
 	return n > 0, wrap("cancel a task", err)
