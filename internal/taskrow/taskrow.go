@@ -105,12 +105,11 @@ func (r Row) Change(c *provider.TaskChange, now time.Time) (is Row, records []Re
 		is.wait(c, r.State[c.Open].Until, now)
 	case provider.TaskDone:
 		is.Code = ""
-		records = append(records, is.end(provider.WhatDone, now))
-	case provider.TaskUndone:
-		records = append(records, is.end(provider.WhatUndone, now))
 	case provider.TaskAbandoned:
 		is.Code = cmp.Or(c.Code, is.Code)
-		records = append(records, is.end(provider.WhatAbandoned, now))
+	}
+	if !c.To.Open() {
+		records = append(records, is.end(string(c.To), now)) // the What constants have the names of the statuses
 	}
 	return is, records, true
 }
