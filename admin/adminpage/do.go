@@ -20,8 +20,14 @@ type doFunc func(h *Handler, ctx context.Context, q *query, d provider.Decision)
 
 var acts = map[string]doFunc{
 	"/pause": (*Handler).pause, "/resume": (*Handler).resume, "/verify": (*Handler).verify, "/rebuild": (*Handler).rebuild, "/generation": (*Handler).generation,
-	"/dry-run": (*Handler).dryRun, "/replay": (*Handler).replay, "/skip": (*Handler).skip, "/requeue": (*Handler).requeue, "/skip-entries": (*Handler).skipEntries,
-	"/requeue-tasks": (*Handler).requeueTasks, "/cancel-tasks": (*Handler).cancelTasks, "/complete-task": (*Handler).completeTask, "/cancel-act": (*Handler).cancelAct,
+	"/dry-run": (*Handler).dryRun, "/complete-task": (*Handler).completeTask, "/cancel-act": (*Handler).cancelAct,
+
+	"/replay":        onRows[filters.Parked]("parked", "replayed", true, func(h *Handler) decide[projector.ParkedFilter] { return h.ops.Replay }),
+	"/skip":          onRows[filters.Parked]("parked", "skipped", false, func(h *Handler) decide[projector.ParkedFilter] { return h.ops.SkipParked }),
+	"/requeue":       onRows[filters.Entries]("outbox", "requeued", true, func(h *Handler) decide[provider.EntryFilter] { return h.ops.Requeue }),
+	"/skip-entries":  onRows[filters.Entries]("outbox", "skipped-entries", false, func(h *Handler) decide[provider.EntryFilter] { return h.ops.SkipEntries }),
+	"/requeue-tasks": onRows[filters.Tasks]("tasks", "requeued-tasks", true, onTasks(provider.TaskInspector.RequeueTasks)),
+	"/cancel-tasks":  onRows[filters.Tasks]("tasks", "canceled-tasks", false, onTasks(provider.TaskInspector.CancelTasks)),
 }
 
 // notices are what a page says after an act.
@@ -204,79 +210,32 @@ func (h *Handler) dryRun(ctx context.Context, q *query, d provider.Decision) (st
 	return link("act", "id", fmt.Sprint(id)), err
 }
 
-func (h *Handler) replay(ctx context.Context, q *query, d provider.Decision) (string, error) {
-	f := actOn[filters.Parked](q)
-	if !isOne(f) {
-		q.confirmed(f.Projector)
+// onRows is an act on the rows of a list, which leads to page. If it can be undone, one row needs no confirmation.
+func onRows[L rowList[F], F any](page, what string, canUndo bool, act func(h *Handler) decide[F]) doFunc {
+	return func(h *Handler, ctx context.Context, q *query, d provider.Decision) (string, error) {
+		list := actOn[L](q)
+		if !canUndo || !list.IsOne() {
+			q.confirmed(list.Confirm())
+		}
+		if q.err != nil {
+			return "", q.err
+		}
+		n, err := act(h)(ctx, list.Filter(), d)
+		return said(page, what, n), err
 	}
-	if q.err != nil {
-		return "", q.err
-	}
-	n, err := h.ops.Replay(ctx, f.Filter(), d)
-	return said("parked", "replayed", n, "projector", f.Projector), err
 }
 
-func (h *Handler) skip(ctx context.Context, q *query, d provider.Decision) (string, error) {
-	f := actOn[filters.Parked](q)
-	if !q.confirmed(f.Projector) {
-		return "", q.err
+// onTasks is an act on tasks, if the store keeps any.
+func onTasks(act func(provider.TaskInspector, context.Context, provider.TaskFilter, provider.Decision) (int, error)) func(*Handler) decide[provider.TaskFilter] {
+	return func(h *Handler) decide[provider.TaskFilter] {
+		return func(ctx context.Context, f provider.TaskFilter, d provider.Decision) (int, error) {
+			store, err := h.ops.Tasks()
+			if err != nil {
+				return 0, err
+			}
+			return act(store, ctx, f, d)
+		}
 	}
-	n, err := h.ops.SkipParked(ctx, f.Filter(), d)
-	return said("parked", "skipped", n, "projector", f.Projector), err
-}
-
-func (h *Handler) requeue(ctx context.Context, q *query, d provider.Decision) (string, error) {
-	f := actOn[filters.Entries](q)
-	_, selected := filters.Selected(f)
-	if len(f.Seq) != 1 {
-		q.confirmed(selected)
-	}
-	if q.err != nil {
-		return "", q.err
-	}
-	n, err := h.ops.Requeue(ctx, f.Filter(), d)
-	return said("outbox", "requeued", n), err
-}
-
-func (h *Handler) skipEntries(ctx context.Context, q *query, d provider.Decision) (string, error) {
-	f := actOn[filters.Entries](q)
-	_, selected := filters.Selected(f)
-	if !q.confirmed(selected) {
-		return "", q.err
-	}
-	n, err := h.ops.SkipEntries(ctx, f.Filter(), d)
-	return said("outbox", "skipped-entries", n), err
-}
-
-func (h *Handler) requeueTasks(ctx context.Context, q *query, d provider.Decision) (string, error) {
-	f := actOn[filters.Tasks](q)
-	_, selected := filters.Selected(f)
-	if len(f.ID) != 1 {
-		q.confirmed(selected)
-	}
-	if q.err != nil {
-		return "", q.err
-	}
-	store, err := h.ops.Tasks()
-	if err != nil {
-		return "", err
-	}
-	n, err := store.RequeueTasks(ctx, f.Filter(), d)
-	return said("tasks", "requeued-tasks", n), err
-}
-
-func (h *Handler) cancelTasks(ctx context.Context, q *query, d provider.Decision) (string, error) {
-	f := actOn[filters.Tasks](q)
-	_, selected := filters.Selected(f)
-	if !q.confirmed(selected) {
-		return "", q.err
-	}
-	store, err := h.ops.Tasks()
-	if err != nil {
-		return "", err
-	}
-	n, err := store.CancelTasks(ctx, f.Filter(), d)
-	return said("tasks", "canceled-tasks", n), err
 }
 
 func (h *Handler) completeTask(ctx context.Context, q *query, d provider.Decision) (string, error) {

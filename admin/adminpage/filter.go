@@ -2,12 +2,14 @@ package adminpage
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"net/http"
 	"slices"
 	"strings"
 
 	"github.com/kinora-go/kinora/internal/filters"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // filterOf reads a list of package filters from the values of a request.
@@ -50,6 +52,31 @@ func find(page string, list any, more ...input) form {
 	}
 	f.Inputs = append(f.Inputs, more...)
 	return f
+}
+
+// decide is an act on the rows that a filter selects. It returns their number.
+type decide[F any] = func(context.Context, F, provider.Decision) (int, error)
+
+// rowList is a list of package filters that selects rows for an act.
+type rowList[F any] interface {
+	Filter() F
+	// IsOne reports whether it selects one row, or rows that wait for each other.
+	IsOne() bool
+	// Confirm is what a person must type.
+	Confirm() string
+}
+
+// rowForms are the forms of acts on the rows of a list. For several rows, and for an act with Danger, which cannot be undone, a
+// person must type what the list says.
+func rowForms[F any](list rowList[F], note string, acts ...form) []form {
+	for i := range acts {
+		f := &acts[i]
+		f.Note, f.Hidden, f.Inputs = note+f.Note, filters.Values(list), []input{reason()}
+		if f.Danger || !list.IsOne() {
+			f.Confirm = list.Confirm()
+		}
+	}
+	return acts
 }
 
 // selection describes a list.

@@ -49,12 +49,8 @@ func (h *Handler) outbox(ctx context.Context, q *query, v viewer) (*view, error)
 	if v.by == "" {
 		return p, nil
 	}
-	if name, confirm := filters.Selected(list); name != "" {
-		note := "All entries with the " + name + " " + show(confirm) + "."
-		if values := filters.Values(list); len(values) > 1 {
-			note = "All entries with these values: " + show(selection(list)) + "."
-		}
-		p.Forms = append(p.Forms, entryForms(list, note, confirm)...)
+	if list.Confirm() != "" {
+		p.Forms = append(p.Forms, entryForms(list, "All entries with these values: "+show(selection(list))+".")...)
 	}
 	if f.Topic != "" {
 		paused := false
@@ -66,14 +62,10 @@ func (h *Handler) outbox(ctx context.Context, q *query, v viewer) (*view, error)
 	return p, nil
 }
 
-func entryForms(list filters.Entries, note, confirm string) []form {
-	hidden := filters.Values(list)
-	return []form{
-		{Title: "Requeue", Action: "requeue", Button: "Requeue", Hidden: hidden, Inputs: []input{reason()}, Confirm: confirm,
-			Note: note + " Abandoned and failed ones are published again, perhaps at once."},
-		{Title: "Skip", Action: "skip-entries", Button: "Skip", Hidden: hidden, Inputs: []input{reason()}, Confirm: confirm, Danger: true,
-			Note: note + " Open ones are never published. This cannot be undone."},
-	}
+func entryForms(list filters.Entries, note string) []form {
+	return rowForms(list, note,
+		form{Title: "Requeue", Action: "requeue", Button: "Requeue", Note: " Abandoned and failed ones are published again, perhaps at once."},
+		form{Title: "Skip", Action: "skip-entries", Button: "Skip", Danger: true, Note: " Open ones are never published. This cannot be undone."})
 }
 
 func (h *Handler) entry(ctx context.Context, q *query, v viewer) (*view, error) {
@@ -100,8 +92,7 @@ func (h *Handler) entry(ctx context.Context, q *query, v viewer) (*view, error) 
 		field{"Last attempt", at(e.LastAttemptedAt)}, field{"Published", at(e.PublishedAt)})},
 		v.private("Headers and payload", text{"Headers", headers(e.Headers)}, text{"Payload", indented(e.Payload)})}}
 	if v.by != "" && e.Status.Open() {
-		p.Forms = entryForms(filters.Entries{Seq: []int64{e.Seq}}, "This entry alone.", "")
-		p.Forms[1].Confirm = fmt.Sprint(e.Seq)
+		p.Forms = entryForms(filters.Entries{Seq: []int64{e.Seq}}, "This entry alone.")
 	}
 	return p, nil
 }

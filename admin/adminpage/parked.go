@@ -51,26 +51,13 @@ func stateCell(s projector.ParkedState) cell {
 	return plain(s.String())
 }
 
-// isOne reports whether a list selects one message, or one key of a projector.
-func isOne(f filters.Parked) bool {
-	return len(f.Seq) == 1 || f.Projector != "" && f.Key != ""
-}
-
-// decisionForms are the acts on parked messages. For more than a message or a key, and for what cannot be
-// undone, the name of the projector must be typed.
-func decisionForms(f filters.Parked, note string) []form {
-	hidden, confirm := filters.Values(f), f.Projector
-	if isOne(f) {
-		confirm = ""
-	}
-	return []form{
-		{Title: "Try it: a dry run", Action: "dry-run", Button: "Dry run", Hidden: hidden, Inputs: []input{reason()},
-			Note: note + " A running runner applies at most 100 messages, shows the rows that would change, and undoes it."},
-		{Title: "Replay", Action: "replay", Button: "Replay", Hidden: hidden, Inputs: []input{reason()}, Confirm: confirm,
-			Note: note + " The messages are applied again, in order, with those that wait behind them."},
-		{Title: "Skip", Action: "skip", Button: "Skip", Hidden: hidden, Inputs: []input{reason()}, Confirm: f.Projector, Danger: true,
-			Note: note + " The messages are never applied. This cannot be undone."},
-	}
+// decisionForms are the acts on parked messages: a dry run, a replay and a skip.
+func decisionForms(list filters.Parked, note string) []form {
+	dryRun := form{Title: "Try it: a dry run", Action: "dry-run", Button: "Dry run", Hidden: filters.Values(list), Inputs: []input{reason()},
+		Note: note + " A running runner applies at most 100 messages, shows the rows that would change, and undoes it."}
+	return append([]form{dryRun}, rowForms(list, note,
+		form{Title: "Replay", Action: "replay", Button: "Replay", Note: " The messages are applied again, in order, with those that wait behind them."},
+		form{Title: "Skip", Action: "skip", Button: "Skip", Danger: true, Note: " The messages are never applied. This cannot be undone."})...)
 }
 
 func (h *Handler) message(ctx context.Context, q *query, v viewer) (*view, error) {

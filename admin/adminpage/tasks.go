@@ -41,8 +41,8 @@ func (h *Handler) tasks(ctx context.Context, q *query, v viewer) (*view, error) 
 	}
 	p := &view{Title: "Tasks", Intro: "Calls to other systems, timers and processes. An abandoned task needs a decision.", Live: []block{{Table: counts}, {Title: "Tasks", Table: t}}}
 	p.Forms = []form{find("tasks", list)}
-	if name, confirm := filters.Selected(list); v.by != "" && name != "" {
-		p.Forms = append(p.Forms, taskForms(list, "All tasks with these values: "+show(selection(list))+".", confirm)...)
+	if v.by != "" && list.Confirm() != "" {
+		p.Forms = append(p.Forms, taskForms(list, "All tasks with these values: "+show(selection(list))+".")...)
 	}
 	return p, nil
 }
@@ -54,14 +54,10 @@ func taskCell(s task.Status) cell {
 	return plain(string(s))
 }
 
-func taskForms(list filters.Tasks, note, confirm string) []form {
-	hidden := filters.Values(list)
-	return []form{
-		{Title: "Run again", Action: "requeue-tasks", Button: "Requeue", Hidden: hidden, Inputs: []input{reason()}, Confirm: confirm,
-			Note: note + " Abandoned and failed ones run again, perhaps at once. Recorded steps do not run again."},
-		{Title: "Give up", Action: "cancel-tasks", Button: "Cancel", Hidden: hidden, Inputs: []input{reason()}, Confirm: confirm, Danger: true,
-			Note: note + " Their recorded steps are undone. This cannot be undone."},
-	}
+func taskForms(list filters.Tasks, note string) []form {
+	return rowForms(list, note,
+		form{Title: "Run again", Action: "requeue-tasks", Button: "Requeue", Note: " Abandoned and failed ones run again, perhaps at once. Recorded steps do not run again."},
+		form{Title: "Give up", Action: "cancel-tasks", Button: "Cancel", Danger: true, Note: " Their recorded steps are undone. This cannot be undone."})
 }
 
 func (h *Handler) task(ctx context.Context, q *query, v viewer) (*view, error) {
@@ -107,8 +103,7 @@ func (h *Handler) task(ctx context.Context, q *query, v viewer) (*view, error) {
 		{Title: "What happened", Table: history},
 		v.private("Input, steps and result", text{"Input", indented(t.Input)}, text{"Steps", indented(state)}, text{"Result", indented(t.Result)})}}
 	if v.by != "" && !t.Status.Final() {
-		p.Forms = taskForms(filters.Tasks{ID: []string{t.ID}}, "This task.", "")
-		p.Forms[1].Confirm = t.ID
+		p.Forms = taskForms(filters.Tasks{ID: []string{t.ID}}, "This task.")
 		if t.Status == task.Abandoned {
 			p.Forms = append(p.Forms, form{Title: "Its work was done by hand", Action: "complete-task", Button: "Complete", Hidden: [][2]string{{"id", t.ID}}, Confirm: t.ID, Danger: true,
 				Note:   "The task ends with this result, without running.",

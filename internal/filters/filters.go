@@ -42,6 +42,12 @@ func (p Parked) Filter() provider.ParkedFilter {
 	return f
 }
 
+// IsOne reports whether p selects one message, or the messages of one key, which wait for each other.
+func (p Parked) IsOne() bool { return len(p.Seq) == 1 || p.Projector != "" && p.Key != "" }
+
+// Confirm returns what a person must type before the messages are changed.
+func (p Parked) Confirm() string { return p.Projector }
+
 // OfParked is the inverse of Parked.Filter, and ignores After and Limit. It returns false if the list does not select the
 // same messages as f.
 func OfParked(f provider.ParkedFilter) (Parked, bool) {
@@ -73,6 +79,12 @@ func (e Entries) Filter() provider.EntryFilter {
 	}
 }
 
+// IsOne reports whether e selects one entry.
+func (e Entries) IsOne() bool { return len(e.Seq) == 1 }
+
+// Confirm returns what a person must type before the entries are changed.
+func (e Entries) Confirm() string { return selected(e) }
+
 // Tasks is a provider.TaskFilter.
 type Tasks struct {
 	ID        []string `placeholder:"ID" help:"Only these ids."`
@@ -90,6 +102,12 @@ func (t Tasks) Filter() provider.TaskFilter {
 		Status: statuses(t.Status, provider.TaskStatuses(), func(s provider.TaskStatus) bool { return !s.Final() }),
 	}
 }
+
+// IsOne reports whether t selects one task.
+func (t Tasks) IsOne() bool { return len(t.ID) == 1 }
+
+// Confirm returns what a person must type before the tasks are changed.
+func (t Tasks) Confirm() string { return selected(t) }
 
 // Acts is a provider.ActFilter.
 type Acts struct {
@@ -115,6 +133,11 @@ type Streams struct {
 
 // Filter returns the filter without After and Limit.
 func (s Streams) Filter() provider.StreamFilter { return provider.StreamFilter{Category: s.Category} }
+
+func selected(list any) string {
+	_, value := Selected(list)
+	return value
+}
 
 // open is all states or statuses of rows that are not over. It is the default.
 const open = "open"
