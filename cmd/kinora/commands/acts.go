@@ -25,15 +25,12 @@ type actsLsCmd struct {
 
 const actHead = "act | at (UTC) | what | target | state | by | reason | progress"
 
-func actRows(acts []provider.Act) (rows [][]string) {
-	for _, a := range acts {
-		progress := ""
-		if a.Total > 0 {
-			progress = fmt.Sprintf("%d of %d", a.Applied, a.Total)
-		}
-		rows = append(rows, []string{fmt.Sprint(a.ID), at(a.At), a.Verb, a.Kind + " " + a.Name, string(a.State), a.By, a.Reason, progress})
+func actCells(a provider.Act) []string {
+	progress := ""
+	if a.Total > 0 {
+		progress = fmt.Sprintf("%d of %d", a.Applied, a.Total)
 	}
-	return rows
+	return []string{fmt.Sprint(a.ID), at(a.At), a.Verb, a.Kind + " " + a.Name, string(a.State), a.By, a.Reason, progress}
 }
 
 // Run prints the list.
@@ -50,7 +47,7 @@ func (c *actsLsCmd) Run(ctx context.Context, app *App) error {
 				list[i].Detail, list[i].Outcome = nil, nil
 			}
 		}
-		return app.show(orEmpty(list), func(w io.Writer) { table(w, actHead, actRows(list)) })
+		return app.show(orEmpty(list), func(w io.Writer) { table(w, actHead, list, actCells) })
 	})
 }
 

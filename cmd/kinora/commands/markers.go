@@ -45,14 +45,13 @@ func (c *markersLsCmd) Run(ctx context.Context, app *App) error {
 				}
 			}
 		}
-		list := []markedHandler{}
-		var rows [][]string
-		for _, h := range handlers {
+		list := each(handlers, func(h string) markedHandler {
 			projector, _, _ := strings.Cut(h, "/")
-			list = append(list, markedHandler{h, runners[projector]})
-			rows = append(rows, []string{h, fmt.Sprint(runners[projector])})
-		}
-		return app.show(list, func(w io.Writer) { table(w, "handler | runners of its projector", rows) })
+			return markedHandler{h, runners[projector]}
+		})
+		return app.show(list, func(w io.Writer) {
+			table(w, "handler | runners of its projector", list, func(h markedHandler) []string { return []string{h.Handler, fmt.Sprint(h.Runners)} })
+		})
 	})
 }
 

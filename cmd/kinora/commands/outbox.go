@@ -68,14 +68,11 @@ func (c *outboxLsCmd) Run(ctx context.Context, app *App) error {
 		if err != nil {
 			return err
 		}
-		list := []entry{}
-		var rows [][]string
-		for _, e := range found {
-			list = append(list, entryOf(e, false))
-			rows = append(rows, []string{fmt.Sprint(e.Seq), string(e.Status), e.Topic, e.Key, e.ID, fmt.Sprint(e.Attempts), e.LastError, at(e.CreatedAt), at(e.NextAttemptAt)})
-		}
+		list := each(found, func(e outbox.Entry) entry { return entryOf(e, false) })
 		return app.show(list, func(w io.Writer) {
-			table(w, "seq | status | topic | key | message | attempts | last error | created (UTC) | next (UTC)", rows)
+			table(w, "seq | status | topic | key | message | attempts | last error | created (UTC) | next (UTC)", list, func(e entry) []string {
+				return []string{fmt.Sprint(e.Seq), string(e.Status), e.Topic, e.Key, e.MessageID, fmt.Sprint(e.Attempts), e.LastError, at(e.CreatedAt), at(e.NextAt)}
+			})
 		})
 	})
 }

@@ -43,21 +43,27 @@ func (a *App) show(v any, text func(w io.Writer)) error {
 	return enc.Encode(v)
 }
 
-// table prints rows whose columns are aligned. The cells are made printable.
-func table(w io.Writer, head string, rows [][]string) {
-	if len(rows) == 0 {
+// table prints a row for each of a list, whose columns are aligned. The cells are made printable.
+func table[T any](w io.Writer, head string, list []T, cells func(T) []string) {
+	if len(list) == 0 {
 		_, _ = fmt.Fprintln(w, "none")
 		return
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(t, strings.ReplaceAll(head, " | ", "\t"))
-	for _, row := range rows {
-		for i := range row {
-			row[i] = printable(row[i])
-		}
-		_, _ = fmt.Fprintln(t, strings.Join(row, "\t"))
+	for _, one := range list {
+		_, _ = fmt.Fprintln(t, strings.Join(each(cells(one), printable), "\t"))
 	}
 	_ = t.Flush()
+}
+
+// each returns a list of what to returns. It is [] and not null as JSON.
+func each[T, R any](list []T, to func(T) R) []R {
+	all := make([]R, len(list))
+	for i, one := range list {
+		all[i] = to(one)
+	}
+	return all
 }
 
 // fields prints names and values, one a line, without those that have no value.

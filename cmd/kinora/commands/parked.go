@@ -10,6 +10,7 @@ import (
 
 	"github.com/kinora-go/kinora/admin"
 	"github.com/kinora-go/kinora/internal/filters"
+	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -74,15 +75,11 @@ func (c *parkedLsCmd) Run(ctx context.Context, app *App) error {
 		if err != nil {
 			return err
 		}
-		list := []message{}
-		var rows [][]string
-		for _, p := range found {
-			list = append(list, messageOf(p, false))
-			rows = append(rows, []string{fmt.Sprint(p.Seq), at(p.At), cmp.Or(p.Handler, p.Projector), fmt.Sprint(p.Generation), p.State.String(), p.Class.String(), p.Code,
-				p.Key, p.Type, fmt.Sprint(p.Attempts), p.By})
-		}
+		list := each(found, func(p projector.Parked) message { return messageOf(p, false) })
 		return app.show(list, func(w io.Writer) {
-			table(w, "seq | parked (UTC) | handler | generation | state | class | code | key | type | attempts | by", rows)
+			table(w, "seq | parked (UTC) | handler | generation | state | class | code | key | type | attempts | by", list, func(m message) []string {
+				return []string{fmt.Sprint(m.Seq), at(m.At), cmp.Or(m.Handler, m.Projector), fmt.Sprint(m.Generation), m.State, m.Class, m.Code, m.Key, m.Type, fmt.Sprint(m.Attempts), m.By}
+			})
 		})
 	})
 }
@@ -201,19 +198,24 @@ func (c *parkedDryRunCmd) dryRun(ctx context.Context, app *App, s *Session, ops 
 	return report, err
 }
 
-type parkedReplayCmd struct {
+// parkedActFlags are the flags of acts on parked messages.
+type parkedActFlags struct {
 	filters.Parked `embed:""`
-	All            bool          `help:"All parked messages of the projector."`
-	Wait           time.Duration `default:"1m" help:"How long to wait until they are applied. Zero means not at all."`
+	All            bool `help:"All parked messages of the projector."`
 	decision       `embed:""`
 }
 
 // Validate is called by kong.
-func (c *parkedReplayCmd) Validate() error {
+func (c *parkedActFlags) Validate() error {
 	if c.Projector == "" && len(c.Seq) == 0 {
 		return errors.New("--projector is missing, or --seq")
 	}
 	return selects(c.Parked, c.All, true)
+}
+
+type parkedReplayCmd struct {
+	parkedActFlags `embed:""`
+	Wait           time.Duration `default:"1m" help:"How long to wait until they are applied. Zero means not at all."`
 }
 
 // Run makes the messages due, and waits until they are applied: by the handlers of this binary, or by a
@@ -256,10 +258,7 @@ func (c *parkedReplayCmd) finish(ctx context.Context, s *Session, ops *admin.Adm
 		if waiting, stuck, err = count(ctx, ops, f); err != nil || waiting == 0 || limited.Err() != nil {
 			return waiting, stuck, err
 		}
-		select {
-		case <-time.After(followEvery):
-		case <-limited.Done():
-		}
+		pauses.Wait(limited, followEvery, nil)
 	}
 }
 
@@ -284,17 +283,7 @@ func count(ctx context.Context, ops *admin.Admin, f projector.ParkedFilter) (wai
 }
 
 type parkedSkipCmd struct {
-	filters.Parked `embed:""`
-	All            bool `help:"All parked messages of the projector."`
-	decision       `embed:""`
-}
-
-// Validate is called by kong.
-func (c *parkedSkipCmd) Validate() error {
-	if c.Projector == "" && len(c.Seq) == 0 {
-		return errors.New("--projector is missing, or --seq")
-	}
-	return selects(c.Parked, c.All, true)
+	parkedActFlags `embed:""`
 }
 
 // Run skips the messages.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/admin"
+	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -30,19 +31,18 @@ type projectorsLsCmd struct{}
 
 const projectorHead = "projector | generation | state | mode | position | lag | seconds | runners | parked | keys | stuck keys | rebuild"
 
-func projectorRows(all []admin.Projector) (rows [][]string) {
-	for _, p := range all {
-		state, lag, seconds := p.State, number(p.Lag), fmt.Sprintf("%.0f", p.LagSeconds)
-		if p.Paused {
-			state += ", paused"
-		}
-		if p.OtherLog {
-			lag, seconds = "?", "?"
-		}
-		rows = append(rows, []string{p.Name, fmt.Sprint(p.Generation), state, p.Mode, fmt.Sprint(p.Position), lag, seconds,
-			fmt.Sprint(p.Runners), number(p.Parked), number(p.Keys), number(p.StuckKeys), rebuildText(p.Rebuild)})
+func projectorCells(p admin.Projector) []string {
+	state, lag, seconds := p.State, number(p.Lag), fmt.Sprintf("%.0f", p.LagSeconds)
+	if p.Paused {
+		state += ", paused"
 	}
-	return rows
+	if p.OtherLog {
+		lag, seconds = "?", "?"
+	}
+	return []string{
+		p.Name, fmt.Sprint(p.Generation), state, p.Mode, fmt.Sprint(p.Position), lag, seconds,
+		fmt.Sprint(p.Runners), number(p.Parked), number(p.Keys), number(p.StuckKeys), rebuildText(p.Rebuild),
+	}
 }
 
 func rebuildText(r *admin.Rebuild) string {
@@ -69,7 +69,7 @@ func (c *projectorsLsCmd) Run(ctx context.Context, app *App) error {
 		if err != nil {
 			return err
 		}
-		return app.show(orEmpty(f.Projectors), func(w io.Writer) { table(w, projectorHead, projectorRows(f.Projectors)) })
+		return app.show(orEmpty(f.Projectors), func(w io.Writer) { table(w, projectorHead, f.Projectors, projectorCells) })
 	})
 }
 
@@ -247,9 +247,7 @@ func (a *App) follow(ctx context.Context, ops *admin.Admin, name string, n int, 
 		} else if failed, err := ops.Failed(ctx, name, n); err != nil || failed != "" {
 			return cmp.Or(err, fmt.Errorf("generation %d: %s", n, failed))
 		}
-		select {
-		case <-time.After(followEvery):
-		case <-ctx.Done():
+		if pauses.Wait(ctx, followEvery, nil); ctx.Err() != nil {
 			return waitOver(ctx)
 		}
 	}

@@ -33,60 +33,56 @@ func printStatus(w io.Writer, f *admin.Facts) {
 	for _, open := range f.Log.Waiting {
 		_, _ = fmt.Fprintln(w, "            waits for the append of", printable(open))
 	}
-	kept := func(part, head string, rows [][]string) {
-		if slices.Contains(f.Missing, part) && len(rows) == 0 {
+	keeps := func(part string, rows int) bool {
+		has := rows > 0 || !slices.Contains(f.Missing, part)
+		if !has {
 			_, _ = fmt.Fprintln(w, "the store keeps no "+part)
-			return
 		}
-		table(w, head, rows)
+		return has
 	}
 	_, _ = fmt.Fprintln(w, "\nPROJECTORS")
-	kept("projectors", projectorHead, projectorRows(f.Projectors))
+	if keeps("projectors", len(f.Projectors)) {
+		table(w, projectorHead, f.Projectors, projectorCells)
+	}
 	_, _ = fmt.Fprintln(w, "\nOUTBOX")
-	var rows [][]string
-	for _, e := range f.Outbox {
-		rows = append(rows, []string{string(e.Status), number(e.Count), at(e.Oldest), e.Holder, at(e.Until)})
-	}
-	table(w, "status | entries | oldest (UTC) | claimed by | until (UTC)", rows)
+	table(w, "status | entries | oldest (UTC) | claimed by | until (UTC)", f.Outbox, func(e provider.EntryCount) []string {
+		return []string{string(e.Status), number(e.Count), at(e.Oldest), e.Holder, at(e.Until)}
+	})
 	_, _ = fmt.Fprintln(w, "\nTASKS")
-	rows = nil
-	for _, t := range f.Tasks {
-		rows = append(rows, []string{string(t.Status), number(t.Count), at(t.Oldest), t.Holder, at(t.Until)})
+	if keeps("tasks", len(f.Tasks)) {
+		table(w, "status | tasks | oldest (UTC) | claimed by | until (UTC)", f.Tasks, func(t provider.TaskCount) []string {
+			return []string{string(t.Status), number(t.Count), at(t.Oldest), t.Holder, at(t.Until)}
+		})
 	}
-	kept("tasks", "status | tasks | oldest (UTC) | claimed by | until (UTC)", rows)
 	_, _ = fmt.Fprintln(w, "\nSERVICES")
-	rows = nil
-	for _, s := range f.Services {
-		state := "alive"
-		if !s.ExpiresAt.After(f.At) {
-			state = "gone"
-		}
-		rows = append(rows, []string{s.Kind, s.Process, state, s.Version, at(s.StartedAt), at(s.SeenAt), strings.Join(s.Projectors, ", ")})
+	if keeps("operations", len(f.Services)) {
+		table(w, "kind | process | state | version | started (UTC) | seen (UTC) | projectors", f.Services, func(s provider.ServiceReport) []string {
+			state := "alive"
+			if !s.ExpiresAt.After(f.At) {
+				state = "gone"
+			}
+			return []string{s.Kind, s.Process, state, s.Version, at(s.StartedAt), at(s.SeenAt), strings.Join(s.Projectors, ", ")}
+		})
 	}
-	kept("operations", "kind | process | state | version | started (UTC) | seen (UTC) | projectors", rows)
 	if len(f.Waits) > 0 {
 		_, _ = fmt.Fprintln(w, "\nWHO WAITS FOR WHOM")
-		rows = nil
-		for _, x := range f.Waits {
+		table(w, "who | waits for | application | state | since (UTC)", f.Waits, func(x provider.Wait) []string {
 			waiter := x.Waiter.Name
 			if x.What == "append" {
 				waiter = "readers of the log"
 			}
-			rows = append(rows, []string{waiter, x.Blocker.Name, x.Blocker.Application, x.Blocker.State, at(x.Blocker.Since)})
-		}
-		table(w, "who | waits for | application | state | since (UTC)", rows)
+			return []string{waiter, x.Blocker.Name, x.Blocker.Application, x.Blocker.State, at(x.Blocker.Since)}
+		})
 	}
 	if len(f.Pauses) > 0 {
 		_, _ = fmt.Fprintln(w, "\nPAUSED")
-		rows = nil
-		for _, p := range f.Pauses {
-			rows = append(rows, []string{p.Kind, p.Name, p.By, p.Reason, at(p.At)})
-		}
-		table(w, "what | name | by | reason | since (UTC)", rows)
+		table(w, "what | name | by | reason | since (UTC)", f.Pauses, func(p provider.Pause) []string {
+			return []string{p.Kind, p.Name, p.By, p.Reason, at(p.At)}
+		})
 	}
 	if len(f.Requests) > 0 {
 		_, _ = fmt.Fprintln(w, "\nREQUESTS")
-		table(w, actHead, actRows(f.Requests))
+		table(w, actHead, f.Requests, actCells)
 	}
 }
 

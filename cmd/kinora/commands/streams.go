@@ -9,6 +9,7 @@ import (
 
 	"github.com/kinora-go/kinora/admin"
 	"github.com/kinora-go/kinora/internal/filters"
+	"github.com/kinora-go/kinora/provider"
 )
 
 type streamsCmd struct {
@@ -49,11 +50,7 @@ func (c *streamsLsCmd) Run(ctx context.Context, app *App) error {
 			return err
 		}
 		return app.show(orEmpty(list), func(w io.Writer) {
-			var rows [][]string
-			for _, one := range list {
-				rows = append(rows, []string{one.ID, fmt.Sprint(one.Version)})
-			}
-			table(w, "stream | events", rows)
+			table(w, "stream | events", list, func(s provider.Stream) []string { return []string{s.ID, fmt.Sprint(s.Version)} })
 		})
 	})
 }
@@ -102,19 +99,17 @@ func (c *streamsCatCmd) Run(ctx context.Context, app *App) error {
 			}
 		}
 		err := app.show(list, func(w io.Writer) {
-			var rows [][]string
 			head := "version | position | recorded (UTC) | type | schema | id"
 			if c.Payload {
 				head += " | data"
 			}
-			for _, e := range list {
+			table(w, head, list, func(e event) []string {
 				row := []string{fmt.Sprint(e.Version), fmt.Sprint(e.Position), at(e.RecordedAt), e.Type, fmt.Sprint(e.Schema), e.ID}
 				if c.Payload {
 					row = append(row, string(e.Data))
 				}
-				rows = append(rows, row)
-			}
-			table(w, head, rows)
+				return row
+			})
 		})
 		if err == nil && len(list) == 0 && c.After == 0 {
 			return fmt.Errorf("the stream %s does not exist", c.Stream)

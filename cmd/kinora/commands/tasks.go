@@ -91,14 +91,11 @@ func (c *tasksLsCmd) Run(ctx context.Context, app *App) error {
 		if err != nil {
 			return err
 		}
-		list := []taskRow{}
-		var rows [][]string
-		for _, t := range found {
-			list = append(list, taskOf(t, false))
-			rows = append(rows, []string{t.ID, t.Kind, string(t.Status), t.Code, fmt.Sprint(t.Attempts), t.Waits, at(t.CreatedAt), at(t.LastAttemptedAt), at(t.NextAt)})
-		}
+		list := each(found, func(t task.Task) taskRow { return taskOf(t, false) })
 		return app.show(list, func(w io.Writer) {
-			table(w, "id | kind | status | code | attempts | waits for | created (UTC) | last attempt (UTC) | next (UTC)", rows)
+			table(w, "id | kind | status | code | attempts | waits for | created (UTC) | last attempt (UTC) | next (UTC)", list, func(t taskRow) []string {
+				return []string{t.ID, t.Kind, string(t.Status), t.Code, fmt.Sprint(t.Attempts), t.Waits, at(t.CreatedAt), at(t.LastAt), at(t.NextAt)}
+			})
 		})
 	})
 }
@@ -123,11 +120,7 @@ func (c *tasksShowCmd) Run(ctx context.Context, app *App) error {
 		if err != nil {
 			return err
 		}
-		var rows [][]string
-		for _, r := range trail {
-			t.Trail = append(t.Trail, trailRow{r.At, r.What, r.Detail, r.By, r.Reason})
-			rows = append(rows, []string{at(r.At), r.What, r.Detail, r.By, r.Reason})
-		}
+		t.Trail = each(trail, func(r provider.TaskRecord) trailRow { return trailRow{r.At, r.What, r.Detail, r.By, r.Reason} })
 		return app.show(t, func(w io.Writer) {
 			undo := ""
 			if t.Undo {
@@ -139,8 +132,8 @@ func (c *tasksShowCmd) Run(ctx context.Context, app *App) error {
 				state, _ := json.Marshal(t.State)
 				fields(w, "input", string(t.Input), "state", string(state), "result", string(t.Result))
 			}
-			if len(rows) > 0 {
-				table(w, "at (UTC) | what | detail | by | reason", rows)
+			if len(t.Trail) > 0 {
+				table(w, "at (UTC) | what | detail | by | reason", t.Trail, func(r trailRow) []string { return []string{at(r.At), r.What, r.Detail, r.By, r.Reason} })
 			}
 		})
 	})
