@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
@@ -231,9 +232,7 @@ func (a *Admin) Await(ctx context.Context, request int64, progress func(provider
 		if last.State.IsOver() {
 			return last, nil
 		}
-		select {
-		case <-time.After(awaitEvery):
-		case <-ctx.Done():
+		if pauses.Wait(ctx, awaitEvery, nil); ctx.Err() != nil {
 			return last, ctx.Err()
 		}
 	}

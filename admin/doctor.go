@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/task"
@@ -51,9 +52,7 @@ func (a *Admin) doctor(ctx context.Context, l provider.DiagnosisLimits) (found [
 	if len(f.lagging(l)) == 0 {
 		return found, nil
 	}
-	select {
-	case <-time.After(l.Watch):
-	case <-ctx.Done():
+	if pauses.Wait(ctx, l.Watch, nil); ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
 	later, err := a.facts(ctx)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/pauses"
 )
 
 // live returns b, with the live generation if its number is zero.
@@ -166,9 +167,7 @@ func (p *markedPair[Tx, Outer]) drop(ctx context.Context, b Build, rows []Parked
 		if err != nil || !slices.Contains(live, false) {
 			return err
 		}
-		select {
-		case <-time.After(dropAgain):
-		case <-ctx.Done():
+		if pauses.Wait(ctx, dropAgain, nil); ctx.Err() != nil {
 			return ctx.Err()
 		}
 	}

@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"time"
-
-	"github.com/kinora-go/kinora/eventstore"
 )
 
 // Operations is a capability of a provider: what tools for operators read, and the records of what
@@ -34,15 +32,7 @@ type StreamFilter struct {
 
 // CheckStreamFilter returns an error for a filter that no store can have.
 func CheckStreamFilter(f StreamFilter) error {
-	for _, t := range []struct{ field, text string }{{"filter.Category", f.Category}, {"filter.After", f.After}} {
-		if len(t.text) > MaxIDBytes {
-			return &eventstore.InvalidError{Field: t.field, Reason: "is longer than 255 bytes"}
-		}
-		if err := CheckStorable(t.field, t.text); err != nil {
-			return err
-		}
-	}
-	return nil
+	return firstError(CheckStorable("filter.Category", f.Category), CheckStorable("filter.After", f.After))
 }
 
 // Stream is a stream in a list.
@@ -232,11 +222,8 @@ func CheckAct(a Act) error {
 		return err
 	}
 	for _, f := range []struct{ field, text string }{{"act.Verb", a.Verb}, {"act.Kind", a.Kind}, {"act.Name", a.Name}} {
-		if len(f.text) > MaxIDBytes {
-			return fmt.Errorf("%w: %w", ErrInput, &eventstore.InvalidError{Field: f.field, Reason: "is too long"})
-		}
 		if err := CheckStorable(f.field, f.text); err != nil {
-			return err
+			return fmt.Errorf("%w: %w", ErrInput, err)
 		}
 	}
 	return checkActJSON("act.Detail", a.Detail)

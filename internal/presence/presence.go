@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -98,10 +99,7 @@ func (p *Presence) Run(ctx context.Context) {
 		} else {
 			p.Follow(ctx)
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(followEvery):
-		}
+		pauses.Wait(ctx, followEvery, nil)
 	}
 	// If this fails, the lease expires.
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -141,10 +142,8 @@ func (db *Provider) sayWhoBlocks(ctx context.Context, pid int) (stop func()) {
 	ctx, stop = context.WithCancel(ctx)
 	go func() {
 		for wait := blockedFor; ; wait = blockedEvery {
-			select {
-			case <-ctx.Done():
+			if pauses.Wait(ctx, wait, nil); ctx.Err() != nil {
 				return
-			case <-time.After(wait):
 			}
 			rows, err := db.pool.Query(ctx, blockersSQL, pid)
 			if err != nil {

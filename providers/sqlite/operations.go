@@ -98,13 +98,13 @@ values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ` + clock + `, iif(?7 = 'done', ` + cloc
 delete from kinora_acts where id in (
 	select id from kinora_acts where ended_at < ` + clock + ` - ?1 order by ended_at limit 100)`
 
-	listActs     = actColumns + ` where true` + actMatches
-	listOpenActs = actColumns + ` indexed by kinora_acts_open where state in ('requested', 'running')` + actMatches
+	listActs     = `select ` + actColumns + ` from kinora_acts where` + actFiltered
+	listOpenActs = `select ` + actColumns + ` from kinora_acts indexed by kinora_acts_open where state in ('requested', 'running') and` + actFiltered
+	actColumns   = `id, verb, kind, name, decided_by, reason, detail, state, holder, applied, total, outcome, at, expires_at, ended_at`
 
-	actColumns = `
-select id, verb, kind, name, decided_by, reason, detail, state, holder, applied, total, outcome, at, expires_at, ended_at from kinora_acts`
-	actMatches = `
-	and id < ?1 and (?2 is null or id in (select value from json_each(?2))) and (?3 is null or verb in (select value from json_each(?3)))
+	// actFiltered is the condition of an ActFilter.
+	actFiltered = `
+	id < ?1 and (?2 is null or id in (select value from json_each(?2))) and (?3 is null or verb in (select value from json_each(?3)))
 	and (?4 = '' or kind = ?4) and (?5 = '' or name = ?5) and (?6 is null or state in (select value from json_each(?6)))
 order by id desc limit ?7`
 
