@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"reflect"
+	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora/internal/pauses"
@@ -41,7 +43,7 @@ func (a *Admin) SkipEntries(ctx context.Context, f outbox.Filter, d Decision) (i
 
 func (a *Admin) decideEntries(ctx context.Context, verb string, f outbox.Filter, d Decision, do func(context.Context, outbox.Filter) (int, error)) (int, error) {
 	act := provider.Act{Verb: verb, Kind: "outbox", Name: f.Topic, Decision: d}
-	return a.decide(ctx, act, filterOf(f), func() (int, error) { return do(ctx, f) })
+	return a.decide(ctx, act, recordOf(f), func() (int, error) { return do(ctx, f) })
 }
 
 // decide stores the act before it is carried out, so that no change is without a record. The number of
@@ -80,23 +82,20 @@ func (a *Admin) decide(ctx context.Context, act provider.Act, detail any, do fun
 	return n, err
 }
 
-// entryFilter is a filter of entries in a record.
-type entryFilter struct {
-	Status []outbox.Status `json:"status,omitempty"`
-	Topic  string          `json:"topic,omitempty"`
-	Key    string          `json:"key,omitempty"`
-	Stream string          `json:"stream,omitempty"`
-	Seqs   []int64         `json:"seqs,omitzero"`
-	Older  string          `json:"older,omitempty"`
-	Force  bool            `json:"force,omitempty"`
-}
-
-func filterOf(f outbox.Filter) entryFilter {
-	e := entryFilter{Status: f.Status, Topic: f.Topic, Key: f.Key, Stream: f.Stream, Seqs: f.Seqs, Force: f.Force}
-	if f.Older > 0 {
-		e.Older = f.Older.String()
+// recordOf returns the conditions of a filter for a record, under their names.
+func recordOf(f outbox.Filter) map[string]any {
+	f.After, f.Limit = 0, 0
+	record, v := map[string]any{}, reflect.ValueOf(f)
+	for i := range v.NumField() {
+		value := v.Field(i).Interface()
+		if d, ok := value.(time.Duration); ok {
+			value = d.String()
+		}
+		if !v.Field(i).IsZero() {
+			record[strings.ToLower(v.Type().Field(i).Name)] = value
+		}
 	}
-	return e
+	return record
 }
 
 // Parked returns the parked messages that f selects, in order of Seq.

@@ -58,14 +58,11 @@ type actsCancelCmd struct {
 
 // Run cancels a request.
 func (c *actsCancelCmd) Run(ctx context.Context, app *App) error {
-	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
-		canceled, err := ops.Cancel(ctx, c.Act, c.decision.decision())
+	return app.change(ctx, c.decision, "", "canceled", func(_ *Session, ops *admin.Admin, d provider.Decision) (int, error) {
+		canceled, err := ops.Cancel(ctx, c.Act, d)
 		if err == nil && !canceled {
 			err = errors.New("the request is over, or does not exist")
 		}
-		if err != nil {
-			return err
-		}
-		return app.changed(1, "canceled")
+		return 1, err
 	})
 }

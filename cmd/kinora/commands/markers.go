@@ -10,6 +10,7 @@ import (
 
 	"github.com/kinora-go/kinora/admin"
 	"github.com/kinora-go/kinora/marker"
+	"github.com/kinora-go/kinora/provider"
 )
 
 type markersCmd struct {
@@ -77,15 +78,10 @@ func (c *markersPruneCmd) Validate() error {
 
 // Run prunes markers.
 func (c *markersPruneCmd) Run(ctx context.Context, app *App) error {
-	if err := c.confirm(app, fmt.Sprintf("The selected markers that are older than %s are deleted: a message that is delivered again after that takes effect again", c.Window)); err != nil {
-		return err
-	}
-	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
-		n, err := ops.PruneMarkers(ctx, c.Projector, c.Handler, marker.Retention{Horizon: c.Horizon, Window: c.Window}, c.decision.decision())
-		if err == nil {
-			app.noteUnrecorded(ops)
-		}
-		return app.deleted(n, err)
+	warning := fmt.Sprintf("The selected markers that are older than %s are deleted: a message that is delivered again after that takes effect again", c.Window)
+	return app.change(ctx, c.decision, warning, deleted, func(_ *Session, ops *admin.Admin, d provider.Decision) (int, error) {
+		n, err := ops.PruneMarkers(ctx, c.Projector, c.Handler, marker.Retention{Horizon: c.Horizon, Window: c.Window}, d)
+		return app.noted(ops, n, err)
 	})
 }
 
@@ -96,14 +92,9 @@ type markersDropCmd struct {
 
 // Run drops the markers of a handler.
 func (c *markersDropCmd) Run(ctx context.Context, app *App) error {
-	if err := c.confirm(app, "All markers of "+c.Handler+" are deleted: if a service still has this handler, messages that are delivered again take effect again"); err != nil {
-		return err
-	}
-	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
-		n, err := ops.DropMarkers(ctx, c.Handler, c.decision.decision())
-		if err == nil {
-			app.noteUnrecorded(ops)
-		}
-		return app.deleted(n, err)
+	warning := "All markers of " + c.Handler + " are deleted: if a service still has this handler, messages that are delivered again take effect again"
+	return app.change(ctx, c.decision, warning, deleted, func(_ *Session, ops *admin.Admin, d provider.Decision) (int, error) {
+		n, err := ops.DropMarkers(ctx, c.Handler, d)
+		return app.noted(ops, n, err)
 	})
 }

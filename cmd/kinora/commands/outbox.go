@@ -117,21 +117,15 @@ func (c *outboxRequeueCmd) Validate() error {
 
 // Run requeues entries.
 func (c *outboxRequeueCmd) Run(ctx context.Context, app *App) error {
-	if err := c.confirm(app, "The selected entries are published again, perhaps at once"); err != nil {
-		return err
-	}
-	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
+	const warning = "The selected entries are published again, perhaps at once"
+	return app.change(ctx, c.decision, warning, "requeued", func(_ *Session, ops *admin.Admin, d provider.Decision) (int, error) {
 		f := c.Filter()
 		f.Force = c.Force
-		n, err := ops.Requeue(ctx, f, c.decision.decision())
+		n, err := ops.Requeue(ctx, f, d)
 		if errors.Is(err, outbox.ErrStale) {
-			return fmt.Errorf("%w (--force)", err)
+			err = fmt.Errorf("%w (--force)", err)
 		}
-		if err != nil {
-			return err
-		}
-		app.noteUnrecorded(ops)
-		return app.changed(n, "requeued")
+		return app.noted(ops, n, err)
 	})
 }
 
@@ -147,16 +141,10 @@ func (c *outboxSkipCmd) Validate() error {
 
 // Run skips entries.
 func (c *outboxSkipCmd) Run(ctx context.Context, app *App) error {
-	if err := c.confirm(app, "The selected open entries are never published"); err != nil {
-		return err
-	}
-	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
-		n, err := ops.SkipEntries(ctx, c.Filter(), c.decision.decision())
-		if err != nil {
-			return err
-		}
-		app.noteUnrecorded(ops)
-		return app.changed(n, "skipped")
+	const warning = "The selected open entries are never published"
+	return app.change(ctx, c.decision, warning, "skipped", func(_ *Session, ops *admin.Admin, d provider.Decision) (int, error) {
+		n, err := ops.SkipEntries(ctx, c.Filter(), d)
+		return app.noted(ops, n, err)
 	})
 }
 
@@ -176,15 +164,10 @@ func (c *outboxPruneCmd) Validate() error {
 
 // Run deletes entries.
 func (c *outboxPruneCmd) Run(ctx context.Context, app *App) error {
-	if err := c.confirm(app, "Old published and skipped entries are deleted"); err != nil {
-		return err
-	}
-	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
-		n, err := ops.PruneEntries(ctx, outbox.EntryRetention{Published: c.Published, Skipped: c.Skipped}, c.decision.decision())
-		if err == nil {
-			app.noteUnrecorded(ops)
-		}
-		return app.deleted(n, err)
+	const warning = "Old published and skipped entries are deleted"
+	return app.change(ctx, c.decision, warning, deleted, func(_ *Session, ops *admin.Admin, d provider.Decision) (int, error) {
+		n, err := ops.PruneEntries(ctx, outbox.EntryRetention{Published: c.Published, Skipped: c.Skipped}, d)
+		return app.noted(ops, n, err)
 	})
 }
 

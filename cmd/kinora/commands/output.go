@@ -120,31 +120,45 @@ func (d decision) confirm(a *App, what string) error {
 	return nil
 }
 
-// changed prints how many rows were changed.
-func (a *App) changed(n int, what string) error {
-	if err := a.show(map[string]int{"changed": n}, func(w io.Writer) { _, _ = fmt.Fprintln(w, n, what) }); err != nil {
-		return err
+// change asks for confirmation if there is a warning, changes rows, and prints how many were changed.
+func (a *App) change(ctx context.Context, d decision, warning, done string, do func(s *Session, ops *admin.Admin, d provider.Decision) (int, error)) error {
+	if warning != "" {
+		if err := d.confirm(a, warning); err != nil {
+			return err
+		}
 	}
-	if n == 0 {
-		return errors.New("nothing was selected")
-	}
-	return nil
+	return a.with(ctx, func(s *Session, ops *admin.Admin) error {
+		n, err := do(s, ops, d.decision())
+		if err != nil {
+			return err
+		}
+		name := "changed"
+		if done == deleted {
+			name = done
+		}
+		if err := a.show(map[string]int{name: n}, func(w io.Writer) { _, _ = fmt.Fprintln(w, n, done) }); err != nil {
+			return err
+		}
+		if n == 0 && done != deleted {
+			return errors.New("nothing was selected")
+		}
+		return nil
+	})
 }
 
-// noteUnrecorded says that an act is not recorded, if the store has no place for it.
-func (a *App) noteUnrecorded(ops *admin.Admin) {
-	if _, err := ops.Operations(); err != nil {
-		_, _ = fmt.Fprintf(a.err(), "%s: this was not recorded\n", err)
-	}
-}
-
-// deleted prints how many rows were deleted. Zero is no error: a command that prunes may run on a schedule.
-func (a *App) deleted(n int, err error) error {
+// noted says that an act is not recorded, if it has succeeded and the store has no place for it.
+func (a *App) noted(ops *admin.Admin, n int, err error) (int, error) {
 	if err != nil {
-		return err
+		return n, err
 	}
-	return a.show(map[string]int{"deleted": n}, func(w io.Writer) { _, _ = fmt.Fprintln(w, n, "deleted") })
+	if _, none := ops.Operations(); none != nil {
+		_, _ = fmt.Fprintf(a.err(), "%s: this was not recorded\n", none)
+	}
+	return n, nil
 }
+
+// deleted: zero deleted rows are no error, because a command that prunes may run on a schedule.
+const deleted = "deleted"
 
 // meter shows progress: a bar on a terminal, else a line about every two seconds.
 type meter struct {

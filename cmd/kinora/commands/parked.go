@@ -288,14 +288,7 @@ type parkedSkipCmd struct {
 
 // Run skips the messages.
 func (c *parkedSkipCmd) Run(ctx context.Context, app *App) error {
-	if err := c.confirm(app, "The selected messages are never applied"); err != nil {
-		return err
-	}
-	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
-		n, err := ops.SkipParked(ctx, c.Filter(), c.decision.decision())
-		if err != nil {
-			return err
-		}
-		return app.changed(n, "skipped")
+	return app.change(ctx, c.decision, "The selected messages are never applied", "skipped", func(_ *Session, ops *admin.Admin, d provider.Decision) (int, error) {
+		return ops.SkipParked(ctx, c.Filter(), d)
 	})
 }

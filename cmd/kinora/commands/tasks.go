@@ -152,15 +152,13 @@ func (c *tasksRequeueCmd) Validate() error {
 
 // Run requeues tasks.
 func (c *tasksRequeueCmd) Run(ctx context.Context, app *App) error {
-	if err := c.confirm(app, "The selected tasks run again, perhaps at once"); err != nil {
-		return err
-	}
-	return app.withTasks(ctx, func(tasks provider.TaskInspector) error {
-		n, err := tasks.RequeueTasks(ctx, c.Filter(), c.decision.decision())
+	const warning = "The selected tasks run again, perhaps at once"
+	return app.change(ctx, c.decision, warning, "requeued", func(_ *Session, ops *admin.Admin, d provider.Decision) (int, error) {
+		tasks, err := ops.Tasks()
 		if err != nil {
-			return err
+			return 0, err
 		}
-		return app.changed(n, "requeued")
+		return tasks.RequeueTasks(ctx, c.Filter(), d)
 	})
 }
 
@@ -176,15 +174,13 @@ func (c *tasksCancelCmd) Validate() error {
 
 // Run cancels tasks.
 func (c *tasksCancelCmd) Run(ctx context.Context, app *App) error {
-	if err := c.confirm(app, "The selected tasks are given up, and what their steps did is undone"); err != nil {
-		return err
-	}
-	return app.withTasks(ctx, func(tasks provider.TaskInspector) error {
-		n, err := tasks.CancelTasks(ctx, c.Filter(), c.decision.decision())
+	const warning = "The selected tasks are given up, and what their steps did is undone"
+	return app.change(ctx, c.decision, warning, "canceled", func(_ *Session, ops *admin.Admin, d provider.Decision) (int, error) {
+		tasks, err := ops.Tasks()
 		if err != nil {
-			return err
+			return 0, err
 		}
-		return app.changed(n, "canceled")
+		return tasks.CancelTasks(ctx, c.Filter(), d)
 	})
 }
 
@@ -204,14 +200,13 @@ func (c *tasksCompleteCmd) Validate() error {
 
 // Run completes a task.
 func (c *tasksCompleteCmd) Run(ctx context.Context, app *App) error {
-	if err := c.confirm(app, "The task "+c.ID+" ends with this result, without running"); err != nil {
-		return err
-	}
-	return app.withTasks(ctx, func(tasks provider.TaskInspector) error {
-		if err := tasks.CompleteTask(ctx, c.ID, json.RawMessage(c.Result), c.decision.decision()); err != nil {
-			return notAsRead(err)
+	warning := "The task " + c.ID + " ends with this result, without running"
+	return app.change(ctx, c.decision, warning, "completed", func(_ *Session, ops *admin.Admin, d provider.Decision) (int, error) {
+		tasks, err := ops.Tasks()
+		if err != nil {
+			return 0, err
 		}
-		return app.changed(1, "completed")
+		return 1, notAsRead(tasks.CompleteTask(ctx, c.ID, json.RawMessage(c.Result), d))
 	})
 }
 
@@ -240,13 +235,12 @@ func (c *tasksPatchCmd) Validate() error {
 
 // Run changes the state of a task.
 func (c *tasksPatchCmd) Run(ctx context.Context, app *App) error {
-	if err := c.confirm(app, "Recorded results of the task "+c.ID+" are changed"); err != nil {
-		return err
-	}
-	return app.withTasks(ctx, func(tasks provider.TaskInspector) error {
-		if err := tasks.PatchTask(ctx, c.ID, c.Version, json.RawMessage(c.Patch), c.decision.decision()); err != nil {
-			return notAsRead(err)
+	warning := "Recorded results of the task " + c.ID + " are changed"
+	return app.change(ctx, c.decision, warning, "changed", func(_ *Session, ops *admin.Admin, d provider.Decision) (int, error) {
+		tasks, err := ops.Tasks()
+		if err != nil {
+			return 0, err
 		}
-		return app.changed(1, "changed")
+		return 1, notAsRead(tasks.PatchTask(ctx, c.ID, c.Version, json.RawMessage(c.Patch), d))
 	})
 }
