@@ -19,7 +19,7 @@ import (
 type doFunc func(h *Handler, ctx context.Context, q *query, d provider.Decision) (next string, err error)
 
 var acts = map[string]doFunc{
-	"/pause": (*Handler).pause, "/resume": (*Handler).resume, "/verify": (*Handler).verify, "/rebuild": (*Handler).rebuild, "/generation": (*Handler).generation,
+	"/pause": setPause(true), "/resume": setPause(false), "/verify": (*Handler).verify, "/rebuild": (*Handler).rebuild, "/generation": (*Handler).generation,
 	"/dry-run": (*Handler).dryRun, "/complete-task": (*Handler).completeTask, "/cancel-act": (*Handler).cancelAct,
 
 	"/replay":        onRows[filters.Parked]("parked", "replayed", true, func(h *Handler) decide[projector.ParkedFilter] { return h.ops.Replay }),
@@ -110,34 +110,25 @@ func said(page, what string, n int, pairs ...string) string {
 	return link(page, append(pairs, "said", what)...)
 }
 
-func (h *Handler) setPause(ctx context.Context, q *query, d provider.Decision, paused bool) (string, error) {
-	kind, name := q.oneOf("kind", provider.PauseProjector, provider.PauseTopic), q.required("name")
-	if q.err != nil {
-		return "", q.err
+func setPause(paused bool) doFunc {
+	return func(h *Handler, ctx context.Context, q *query, d provider.Decision) (string, error) {
+		kind, name := q.oneOf("kind", provider.PauseProjector, provider.PauseTopic), q.required("name")
+		if q.err != nil {
+			return "", q.err
+		}
+		do, what := h.ops.Resume, "resumed"
+		if paused {
+			do, what = h.ops.Pause, "paused"
+		}
+		changed, err := do(ctx, kind, name, d)
+		if !changed {
+			what = "unchanged"
+		}
+		if kind == provider.PauseTopic {
+			return said("outbox", what, 0, "topic", name), err
+		}
+		return said("projector", what, 0, "name", name), err
 	}
-	do, what := h.ops.Resume, "resumed"
-	if paused {
-		do, what = h.ops.Pause, "paused"
-	}
-	changed, err := do(ctx, kind, name, d)
-	if err != nil {
-		return "", err
-	}
-	if !changed {
-		what = "unchanged"
-	}
-	if kind == provider.PauseTopic {
-		return said("outbox", what, 0, "topic", name), nil
-	}
-	return said("projector", what, 0, "name", name), nil
-}
-
-func (h *Handler) pause(ctx context.Context, q *query, d provider.Decision) (string, error) {
-	return h.setPause(ctx, q, d, true)
-}
-
-func (h *Handler) resume(ctx context.Context, q *query, d provider.Decision) (string, error) {
-	return h.setPause(ctx, q, d, false)
 }
 
 // ignored returns the columns that a verification did not compare.

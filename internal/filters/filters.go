@@ -83,7 +83,7 @@ func (e Entries) Filter() provider.EntryFilter {
 func (e Entries) IsOne() bool { return len(e.Seq) == 1 }
 
 // Confirm returns what a person must type before the entries are changed.
-func (e Entries) Confirm() string { return selected(e) }
+func (e Entries) Confirm() string { return Selected(e) }
 
 // Tasks is a provider.TaskFilter.
 type Tasks struct {
@@ -107,7 +107,7 @@ func (t Tasks) Filter() provider.TaskFilter {
 func (t Tasks) IsOne() bool { return len(t.ID) == 1 }
 
 // Confirm returns what a person must type before the tasks are changed.
-func (t Tasks) Confirm() string { return selected(t) }
+func (t Tasks) Confirm() string { return Selected(t) }
 
 // Acts is a provider.ActFilter.
 type Acts struct {
@@ -133,11 +133,6 @@ type Streams struct {
 
 // Filter returns the filter without After and Limit.
 func (s Streams) Filter() provider.StreamFilter { return provider.StreamFilter{Category: s.Category} }
-
-func selected(list any) string {
-	_, value := Selected(list)
-	return value
-}
 
 // open is all states or statuses of rows that are not over. It is the default.
 const open = "open"

@@ -65,14 +65,14 @@ func Values(list any) (pairs [][2]string) {
 	return pairs
 }
 
-// Selected returns the first value that alone selects rows, with its name.
-func Selected(list any) (name, value string) {
+// Selected returns the first value that alone selects rows for an act, or "".
+func Selected(list any) string {
 	for _, f := range Fields(list) {
 		if f.Selects && len(f.Values) > 0 {
-			return f.Name, f.Values[0]
+			return f.Values[0]
 		}
 	}
-	return "", ""
+	return ""
 }
 
 // Read returns the list with the values that are given for each name. Empty values are no values. The list is the zero

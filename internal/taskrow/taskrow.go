@@ -165,22 +165,22 @@ func (r *Row) resume(now time.Time) {
 	}
 }
 
-// Patch returns r after a patch of its state. It returns false if r does not have this version, or
-// cannot be patched, and provider.ErrTaskEnded if it has ended.
-func (r Row) Patch(version int64, patch []byte, now time.Time) (is Row, ok bool, err error) {
+// Patch returns r after a patch of its state. It returns provider.ErrTaskVersion if r does not exist, does not have this
+// version, or is claimed, and provider.ErrTaskEnded if it has ended.
+func (r Row) Patch(version int64, patch []byte, now time.Time) (is Row, err error) {
 	if r.Status.Final() {
-		return r, false, provider.ErrTaskEnded
+		return r, provider.ErrTaskEnded
 	}
 	if r.ID == "" || r.Version != version || r.Status == provider.TaskClaimed {
-		return r, false, nil
+		return r, provider.ErrTaskVersion
 	}
 	is = r
 	if is.State, err = provider.PatchState(r.State, patch); err != nil {
-		return r, false, err
+		return r, err
 	}
 	is.raise()
 	is.resume(now)
-	return is, true, nil
+	return is, nil
 }
 
 // CloneState copies a state. It never returns nil.

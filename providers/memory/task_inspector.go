@@ -122,42 +122,32 @@ func (db *Provider) decideTasks(ctx context.Context, doing string, invalid error
 
 // CompleteTask implements provider.TaskInspector.
 func (db *DB) CompleteTask(ctx context.Context, id string, result json.RawMessage, d provider.Decision) error {
-	invalid := cmp.Or(provider.CheckStorable("task id", id), provider.CheckTaskResult(result), provider.CheckTaskDecision(provider.TaskFilter{}, d))
-	return db.decideOne(ctx, "complete a task", invalid, func(w *work, now time.Time) error {
-		was, _ := w.tasks.get(id)
-		if !w.decide(was, taskrow.Complete(result), d, now) {
-			return fmt.Errorf("task %s: %w", id, provider.ErrTaskVersion)
-		}
-		return nil
-	})
+	f := provider.TaskFilter{IDs: []string{id}}
+	n, err := db.decideTasks(ctx, "complete a task", cmp.Or(provider.CheckTaskResult(result), provider.CheckTaskDecision(f, d)), f, taskrow.Complete(result), d)
+	if err == nil && n == 0 {
+		err = fmt.Errorf("complete task %s: %w", id, provider.ErrTaskVersion)
+	}
+	return err
 }
 
 // PatchTask implements provider.TaskInspector. A task that waits for a slot which the patch fills
 // becomes pending.
 func (db *DB) PatchTask(ctx context.Context, id string, version int64, patch json.RawMessage, d provider.Decision) error {
-	invalid := cmp.Or(provider.CheckStorable("task id", id), provider.CheckTaskDecision(provider.TaskFilter{}, d))
-	return db.decideOne(ctx, "patch a task", invalid, func(w *work, now time.Time) error {
-		was, _ := w.tasks.get(id)
-		is, ok, err := was.Patch(version, patch, now)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			return fmt.Errorf("task %s: %w", id, provider.ErrTaskVersion)
-		}
-		w.put(was, is)
-		w.record(is, provider.WhatPatched, "", d, now)
-		return nil
-	})
-}
-
-func (db *Provider) decideOne(ctx context.Context, doing string, invalid error, decide func(w *work, now time.Time) error) error {
-	err := invalid
+	err := provider.CheckTaskDecision(provider.TaskFilter{IDs: []string{id}}, d)
 	if err == nil {
-		err = db.tx(ctx, func(tx *Model) error { return decide(&tx.staged.work, db.now()) })
+		err = db.tx(ctx, func(tx *Model) error {
+			w, now := &tx.staged.work, db.now()
+			was, _ := w.tasks.get(id)
+			is, err := was.Patch(version, patch, now)
+			if err == nil {
+				w.put(was, is)
+				w.record(is, provider.WhatPatched, "", d, now)
+			}
+			return err
+		})
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", doing, err)
+		return fmt.Errorf("patch task %s: %w", id, err)
 	}
 	return nil
 }

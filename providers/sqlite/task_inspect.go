@@ -188,10 +188,7 @@ func (d *DB) PatchTask(ctx context.Context, id string, version int64, patch json
 			if err != nil && !errors.Is(err, sql.ErrNoRows) {
 				return err
 			}
-			is, ok, err := was.Patch(version, patch, now)
-			if err == nil && !ok {
-				err = fmt.Errorf("task %s: %w", id, provider.ErrTaskVersion)
-			}
+			is, err := was.Patch(version, patch, now)
 			if err != nil {
 				return err
 			}
@@ -202,5 +199,5 @@ func (d *DB) PatchTask(ctx context.Context, id string, version int64, patch json
 			return u.record(ctx, id, provider.WhatPatched, "", by)
 		})
 	}
-	return wrap("patch a task", err)
+	return wrap("patch task "+id, err)
 }

@@ -9,7 +9,7 @@ import (
 
 // selects returns an error unless an act selects rows, by a list of package filters or, if hasAll, with --all alone.
 func selects(list any, all, hasAll bool) error {
-	if name, _ := filters.Selected(list); (name != "") != all {
+	if (filters.Selected(list) != "") != all {
 		return nil
 	}
 	var flags []string
