@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
+	"slices"
 	"time"
 )
 
@@ -211,6 +213,22 @@ type ActFilter struct {
 	States []ActState
 	Before int64 // only smaller numbers; for the next page, the last ID of this one
 	Limit  int   // zero means 100
+}
+
+// WithDefaults returns f with Before and Limit filled in.
+func (f ActFilter) WithDefaults() ActFilter {
+	if f.Before <= 0 {
+		f.Before = math.MaxInt64
+	}
+	if f.Limit <= 0 {
+		f.Limit = 100
+	}
+	return f
+}
+
+// OnlyOpen reports whether f selects only acts that are not over. Providers find these without reading others.
+func (f ActFilter) OnlyOpen() bool {
+	return len(f.States) > 0 && !slices.ContainsFunc(f.States, ActState.IsOver)
 }
 
 // CheckAct returns an error for an act that Acts.AddAct refuses.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -90,21 +89,15 @@ func (db *Provider) AddAct(ctx context.Context, a provider.Act) (int64, error) {
 // Acts implements provider.Acts.
 func (db *Provider) Acts(ctx context.Context, f provider.ActFilter) ([]provider.Act, error) {
 	return query(ctx, db, "list acts", func(s *state, _ time.Time) (all []provider.Act) {
-		before, limit := f.Before, f.Limit
-		if before <= 0 {
-			before = math.MaxInt64
-		}
-		if limit <= 0 {
-			limit = 100
-		}
+		f := f.WithDefaults()
 		for _, a := range s.acts.from(0) {
-			if a.ID < before && (f.IDs == nil || slices.Contains(f.IDs, a.ID)) && (f.Verbs == nil || slices.Contains(f.Verbs, a.Verb)) &&
+			if a.ID < f.Before && (f.IDs == nil || slices.Contains(f.IDs, a.ID)) && (f.Verbs == nil || slices.Contains(f.Verbs, a.Verb)) &&
 				(f.Kind == "" || f.Kind == a.Kind) && (f.Name == "" || f.Name == a.Name) && (f.States == nil || slices.Contains(f.States, a.State)) {
 				all = append(all, a)
 			}
 		}
 		slices.Reverse(all)
-		return all[:min(limit, len(all))]
+		return all[:min(f.Limit, len(all))]
 	})
 }
 

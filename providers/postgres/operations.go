@@ -153,29 +153,13 @@ func (db *Provider) AddAct(ctx context.Context, a provider.Act) (id int64, err e
 
 // Acts implements provider.Acts.
 func (db *Provider) Acts(ctx context.Context, f provider.ActFilter) ([]provider.Act, error) {
-	before, limit := f.Before, f.Limit
-	if before <= 0 {
-		before = noLimit
-	}
-	if limit <= 0 {
-		limit = 100
-	}
-	states := mapSlice(f.States, func(s *provider.ActState) string { return string(*s) })
-	sql := allActsSQL
-	if len(f.States) > 0 && !containsOver(f.States) {
+	f, sql := f.WithDefaults(), allActsSQL
+	if f.OnlyOpen() {
 		sql = openActsSQL
 	}
-	all, err := collect(ctx, db.pool, into(actColumns), db.q(sql), planned, before, f.IDs, f.Verbs, f.Kind, f.Name, states, limit)
+	states := mapSlice(f.States, func(s *provider.ActState) string { return string(*s) })
+	all, err := collect(ctx, db.pool, into(actColumns), db.q(sql), planned, f.Before, f.IDs, f.Verbs, f.Kind, f.Name, states, f.Limit)
 	return all, classifyOwn(ctx, wrap("list acts", explain(err)))
-}
-
-func containsOver(states []provider.ActState) bool {
-	for _, s := range states {
-		if s.IsOver() {
-			return true
-		}
-	}
-	return false
 }
 
 func actColumns(a *provider.Act) []any {
@@ -208,10 +192,7 @@ func (db *Provider) ChangeAct(ctx context.Context, id int64, holder string, c pr
 
 // CancelAct implements provider.Acts.
 func (db *Provider) CancelAct(ctx context.Context, id int64, d provider.Decision) (bool, error) {
-	if err := provider.CheckDecision(provider.StateWaiting, d); err != nil {
-		return false, wrap("cancel an act", err)
-	}
-	if err := d.Validate(); err != nil {
+	if err := provider.CheckAct(provider.Act{Verb: "cancel", State: provider.ActDone, Decision: d}); err != nil {
 		return false, wrap("cancel an act", err)
 	}
 	crash.Point("cancel act: before")

@@ -6,8 +6,6 @@ import (
 	"database/sql"
 	"encoding/json"
 	"errors"
-	"math"
-	"slices"
 	"time"
 
 	"github.com/kinora-go/kinora/provider"
@@ -152,20 +150,14 @@ func (d *Provider) AddAct(ctx context.Context, a provider.Act) (id int64, err er
 
 // Acts implements provider.Acts.
 func (d *Provider) Acts(ctx context.Context, f provider.ActFilter) (all []provider.Act, err error) {
-	before, limit, query := f.Before, f.Limit, listActs
-	if before <= 0 {
-		before = math.MaxInt64
-	}
-	if limit <= 0 {
-		limit = defaultPage
-	}
-	if len(f.States) > 0 && !slices.ContainsFunc(f.States, provider.ActState.IsOver) {
+	f, query := f.WithDefaults(), listActs
+	if f.OnlyOpen() {
 		query = listOpenActs
 	}
 	all, err = rowsOf(ctx, d.reads, func(a *provider.Act) []any {
 		return []any{&a.ID, &a.Verb, &a.Kind, &a.Name, &a.By, &a.Reason, (*[]byte)(&a.Detail), &a.State, &a.Holder, &a.Applied, &a.Total,
 			(*[]byte)(&a.Outcome), scanTime(&a.At), scanTime(&a.ExpiresAt), scanTime(&a.EndedAt)}
-	}, query, before, anyOf(f.IDs), anyOf(f.Verbs), f.Kind, f.Name, anyOf(f.States), limit)
+	}, query, f.Before, anyOf(f.IDs), anyOf(f.Verbs), f.Kind, f.Name, anyOf(f.States), f.Limit)
 	return result(all, "list acts", err)
 }
 
