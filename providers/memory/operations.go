@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -163,9 +164,7 @@ func (db *Provider) Streams(ctx context.Context, f provider.StreamFilter) ([]pro
 	if err := provider.CheckStreamFilter(f); err != nil {
 		return nil, fmt.Errorf("list streams: %w", err)
 	}
-	if f.Limit <= 0 {
-		f.Limit = 100
-	}
+	f.Limit = cmp.Or(max(f.Limit, 0), 100)
 	return query(ctx, db, "list streams", func(s *state, _ time.Time) (all []provider.Stream) {
 		for id, events := range s.streams.from(f.After) {
 			if len(all) == f.Limit {

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -94,7 +95,7 @@ select count(*) from restored`
 )
 
 // texts returns nil for an empty list.
-func texts(statuses []outbox.Status) []string {
+func texts[S ~string](statuses []S) []string {
 	var all []string
 	for _, s := range statuses {
 		all = append(all, string(s))
@@ -103,10 +104,7 @@ func texts(statuses []outbox.Status) []string {
 }
 
 func filterArgs(f provider.EntryFilter, limit int64) []any {
-	if f.Limit > 0 {
-		limit = int64(f.Limit)
-	}
-	return []any{texts(f.Status), f.Topic, f.Key, f.Seqs, f.After, f.Stream, f.Older.Microseconds(), limit}
+	return []any{texts(f.Status), f.Topic, f.Key, f.Seqs, f.After, f.Stream, f.Older.Microseconds(), cmp.Or(int64(f.Limit), limit)}
 }
 
 // only reports whether f selects some of these statuses and no other.

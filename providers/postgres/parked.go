@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -193,16 +194,13 @@ from (select projector, generation, lane, min(id) as changed, count(*) as n from
 )
 
 func parkedArgs(f provider.ParkedFilter, limit int64) []any {
-	if f.Limit > 0 {
-		limit = int64(f.Limit)
-	}
 	class := ""
 	if f.Class != nil {
 		class = f.Class.String()
 	}
 	types := mapSlice(f.Types, func(s *string) string { return storable(*s) })
 	states := mapSlice(f.InStates(), func(s *provider.ParkedState) string { return s.String() })
-	return []any{planned, f.Projector, f.Handler, storable(f.Key), class, storable(f.Code), types, states, f.Seqs, f.After, f.Generation, limit}
+	return []any{planned, f.Projector, f.Handler, storable(f.Key), class, storable(f.Code), types, states, f.Seqs, f.After, f.Generation, cmp.Or(int64(f.Limit), limit)}
 }
 
 // Parked implements provider.Parking.

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -240,9 +241,7 @@ func (db *Provider) Streams(ctx context.Context, f provider.StreamFilter) ([]pro
 	if err := provider.CheckStreamFilter(f); err != nil {
 		return nil, wrap("list streams", err)
 	}
-	if f.Limit <= 0 {
-		f.Limit = 100
-	}
+	f.Limit = cmp.Or(max(f.Limit, 0), 100)
 	var all []provider.Stream
 	b := &pgx.Batch{}
 	b.Queue(inOrderSQL)

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -43,10 +44,7 @@ where o.id = $1::text order by r.seq nulls last`
 )
 
 func taskArgs(f provider.TaskFilter, limit int64) []any {
-	if f.Limit > 0 {
-		limit = int64(f.Limit)
-	}
-	return []any{planned, f.IDs, f.Kind, f.Group, f.GroupKind, some(mapSlice(f.Status, func(s *provider.TaskStatus) string { return string(*s) })), f.Code, f.After, limit}
+	return []any{planned, f.IDs, f.Kind, f.Group, f.GroupKind, texts(f.Status), f.Code, f.After, cmp.Or(int64(f.Limit), limit)}
 }
 
 // Tasks implements provider.TaskInspector. The State of a task that another program wrote is nil if

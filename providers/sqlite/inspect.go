@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"fmt"
@@ -25,7 +26,7 @@ const filtered = ` id > ?1 and id <= ?2
 
 func filterArgs(f provider.EntryFilter, limit int) []any {
 	after, upto := span(f.After, f.Seqs)
-	return []any{after, upto, listOf(f.Status), f.Topic, f.Key, f.Stream, millis(max(f.Older, 0)), anyOf(f.Seqs), limit}
+	return []any{after, upto, listOf(f.Status), f.Topic, f.Key, f.Stream, millis(max(f.Older, 0)), anyOf(f.Seqs), cmp.Or(f.Limit, limit)}
 }
 
 // span returns the range of Seqs that a filter can select.
@@ -59,11 +60,7 @@ func (d *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, erro
 	if err := provider.CheckFilter(f); err != nil {
 		return nil, fmt.Errorf("list entries: %w", err)
 	}
-	limit := f.Limit
-	if limit <= 0 {
-		limit = defaultPage
-	}
-	query, args := listEntries, filterArgs(f, limit)
+	query, args := listEntries, filterArgs(f, defaultPage)
 	if f.OnlyOpen() {
 		open, held := openAndHeld(f.Status)
 		query, args = listOpenEntries, append(args, open, held)
@@ -149,10 +146,6 @@ func (d *Provider) decide(ctx context.Context, query string, f provider.EntryFil
 	if err := provider.CheckFilter(f); err != nil {
 		return 0, err
 	}
-	limit := f.Limit
-	if limit <= 0 {
-		limit = -1
-	}
 	err = d.writeTx(ctx, func(u *unit) error {
 		lanes := map[lane]bool{}
 		err := eachRow(ctx, u, func(rows *sql.Rows) error {
@@ -165,7 +158,7 @@ func (d *Provider) decide(ctx context.Context, query string, f provider.EntryFil
 			lanes[l] = true
 			n++
 			return err
-		}, query, append(filterArgs(f, limit), more...)...)
+		}, query, append(filterArgs(f, -1), more...)...)
 		if err != nil {
 			return err
 		}

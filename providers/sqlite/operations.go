@@ -371,9 +371,7 @@ func (d *Provider) Streams(ctx context.Context, f provider.StreamFilter) (all []
 	if err := provider.CheckStreamFilter(f); err != nil {
 		return nil, wrap("list streams", err)
 	}
-	if f.Limit <= 0 {
-		f.Limit = defaultPage
-	}
+	f.Limit = cmp.Or(max(f.Limit, 0), defaultPage)
 	all, err = rowsOf(ctx, d.reads, func(s *provider.Stream) []any { return []any{&s.ID, &s.Version} }, listStreams, f.After, f.Category, f.Limit)
 	return result(all, "list streams", err)
 }
