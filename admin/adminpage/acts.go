@@ -17,20 +17,10 @@ func actTable(acts []provider.Act) *table {
 		if a.Total > 0 {
 			progress = digits(a.Applied) + " of " + digits(a.Total)
 		}
-		t.Rows = append(t.Rows, []cell{to(fmt.Sprint(a.ID), link("act", "id", fmt.Sprint(a.ID))).marked("number"), at(a.At), plain(a.Verb), plain(a.Kind + " " + a.Name), actState(a.State),
+		t.Rows = append(t.Rows, []cell{to(fmt.Sprint(a.ID), link("act", "id", fmt.Sprint(a.ID))).marked("number"), at(a.At), plain(a.Verb), plain(a.Kind + " " + a.Name), statusCell(a.State, provider.ActFailed, provider.ActDone),
 			plain(a.By), plain(a.Reason), marked(progress, "number")})
 	}
 	return t
-}
-
-func actState(s provider.ActState) cell {
-	switch s {
-	case provider.ActFailed:
-		return marked(string(s), "bad")
-	case provider.ActDone:
-		return marked(string(s), "good")
-	}
-	return plain(string(s))
 }
 
 func (h *Handler) acts(ctx context.Context, q *query, v viewer) (*view, error) {
@@ -69,7 +59,7 @@ func (h *Handler) act(ctx context.Context, q *query, v viewer) (*view, error) {
 		target = to(a.Name, link("projector", "name", a.Name))
 	}
 	p := &view{Title: fmt.Sprintf("Act %d: %s", a.ID, show(a.Verb)), Live: []block{{Fields: fields(
-		field{"State", actState(a.State)}, field{"Target", target}, field{"By", plain(a.By)}, field{"Reason", plain(a.Reason)}, field{"At", at(a.At)}, field{"Ended", at(a.EndedAt)})}}}
+		field{"State", statusCell(a.State, provider.ActFailed, provider.ActDone)}, field{"Target", target}, field{"By", plain(a.By)}, field{"Reason", plain(a.Reason)}, field{"At", at(a.At)}, field{"Ended", at(a.EndedAt)})}}}
 	if a.Total > 0 && !a.State.IsOver() {
 		p.Live[0].Progress = &progress{Value: min(a.Applied, a.Total), Max: a.Total, Text: digits(a.Applied) + " of " + digits(a.Total)}
 	}

@@ -30,11 +30,7 @@ func (h *Handler) outbox(ctx context.Context, q *query, v viewer) (*view, error)
 	}
 	t := &table{Label: "Entries", Head: []string{"#Number", "Created", "Status", "Topic", "Key", "Message", "#Attempts", "Last error", "Next"}, Empty: "No entry has these values."}
 	for _, e := range found {
-		state := plain(string(e.Status))
-		if e.Status == outbox.Abandoned {
-			state.Mark = "bad"
-		}
-		t.Rows = append(t.Rows, []cell{to(fmt.Sprint(e.Seq), link("entry", "seq", fmt.Sprint(e.Seq))).marked("number"), at(e.CreatedAt), state, plain(e.Topic),
+		t.Rows = append(t.Rows, []cell{to(fmt.Sprint(e.Seq), link("entry", "seq", fmt.Sprint(e.Seq))).marked("number"), at(e.CreatedAt), statusCell(e.Status, outbox.Abandoned, ""), plain(e.Topic),
 			to(e.Key, page("outbox", filters.Entries{Key: e.Key, Status: list.Status})), plain(e.ID), num(int64(e.Attempts)), plain(e.LastError), at(e.NextAttemptAt)})
 	}
 	if len(found) == rows {

@@ -42,13 +42,7 @@ func (h *Handler) parked(ctx context.Context, q *query, v viewer) (*view, error)
 }
 
 func stateCell(s projector.ParkedState) cell {
-	switch s {
-	case projector.StateStuck:
-		return marked(s.String(), "bad")
-	case projector.StateReplayed:
-		return marked(s.String(), "good")
-	}
-	return plain(s.String())
+	return statusCell(s.String(), projector.StateStuck.String(), projector.StateReplayed.String())
 }
 
 // decisionForms are the acts on parked messages: a dry run, a replay and a skip.

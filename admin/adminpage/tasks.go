@@ -34,7 +34,7 @@ func (h *Handler) tasks(ctx context.Context, q *query, v viewer) (*view, error) 
 	}
 	t := &table{Label: "Tasks", Head: []string{"Task", "Kind", "Status", "Code", "#Attempts", "Waits for", "Created", "Last attempt", "Next"}, Empty: "No task has these values."}
 	for _, one := range found {
-		t.Rows = append(t.Rows, []cell{to(one.ID, link("task", "id", one.ID)), plain(one.Kind), taskCell(one.Status), plain(one.Code), num(int64(one.Attempts)), plain(one.Waits), at(one.CreatedAt), at(one.LastAttemptedAt), at(one.NextAt)})
+		t.Rows = append(t.Rows, []cell{to(one.ID, link("task", "id", one.ID)), plain(one.Kind), statusCell(one.Status, task.Abandoned, ""), plain(one.Code), num(int64(one.Attempts)), plain(one.Waits), at(one.CreatedAt), at(one.LastAttemptedAt), at(one.NextAt)})
 	}
 	if len(found) == rows {
 		t.More = page("tasks", list, "after", found[rows-1].ID)
@@ -45,13 +45,6 @@ func (h *Handler) tasks(ctx context.Context, q *query, v viewer) (*view, error) 
 		p.Forms = append(p.Forms, taskForms(list, "All tasks with these values: "+show(selection(list))+".")...)
 	}
 	return p, nil
-}
-
-func taskCell(s task.Status) cell {
-	if s == task.Abandoned {
-		return marked(string(s), "bad")
-	}
-	return plain(string(s))
 }
 
 func taskForms(list filters.Tasks, note string) []form {
@@ -97,7 +90,7 @@ func (h *Handler) task(ctx context.Context, q *query, v viewer) (*view, error) {
 		return nil, err
 	}
 	p := &view{Title: "Task " + show(t.ID), Live: []block{{Fields: fields(
-		field{"Status", taskCell(t.Status)}, field{"Kind", to(t.Kind, link("tasks", "kind", t.Kind))}, field{"Group", to(t.Group, link("tasks", "group", t.Group))}, field{"Direction", plain(direction)},
+		field{"Status", statusCell(t.Status, task.Abandoned, "")}, field{"Kind", to(t.Kind, link("tasks", "kind", t.Kind))}, field{"Group", to(t.Group, link("tasks", "group", t.Group))}, field{"Direction", plain(direction)},
 		field{"Version", plain(fmt.Sprint(t.Version))}, field{"Attempts", plain(fmt.Sprint(t.Attempts))}, field{"Waits for", plain(t.Waits)}, field{"Code", plain(t.Code)},
 		field{"Claimed by", plain(t.ClaimedBy)}, field{"Created", at(t.CreatedAt)}, field{"Last attempt", at(t.LastAttemptedAt)}, field{"Next", at(t.NextAt)}, field{"Ended", at(t.EndedAt)})},
 		{Title: "What happened", Table: history},

@@ -116,6 +116,17 @@ func to(s, href string) cell        { return cell{Text: show(s), Href: href} }
 func marked(s, mark string) cell    { return cell{Text: show(s), Mark: mark} }
 func (c cell) marked(m string) cell { c.Mark = m; return c }
 
+// statusCell marks a status that is bad or good.
+func statusCell[S ~string](s, bad, good S) cell {
+	switch s {
+	case bad:
+		return marked(string(s), "bad")
+	case good:
+		return marked(string(s), "good")
+	}
+	return plain(string(s))
+}
+
 // digits returns a number with its thousands apart.
 func digits(n int64) string {
 	s := fmt.Sprint(n)
