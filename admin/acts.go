@@ -20,11 +20,7 @@ type Decision = provider.Decision
 // Acts returns the acts that f selects, the newest first: what operators did with entries, what they
 // paused and resumed, and requests. Decisions about parked messages, tasks and generations are in these.
 func (a *Admin) Acts(ctx context.Context, f provider.ActFilter) ([]provider.Act, error) {
-	o, err := a.Operations()
-	if err != nil {
-		return nil, err
-	}
-	return o.Acts(ctx, f)
+	return with(a.Operations, func(o provider.Operations) ([]provider.Act, error) { return o.Acts(ctx, f) })
 }
 
 // Requeue does what Inspector.Requeue of the outbox does, and records it.
@@ -100,20 +96,12 @@ func recordOf(f outbox.Filter) map[string]any {
 
 // Parked returns the parked messages that f selects, in order of Seq.
 func (a *Admin) Parked(ctx context.Context, f projector.ParkedFilter) ([]projector.Parked, error) {
-	p, err := a.Projectors()
-	if err != nil {
-		return nil, err
-	}
-	return p.Parked(ctx, f)
+	return with(a.Projectors, func(p Projectors) ([]projector.Parked, error) { return p.Parked(ctx, f) })
 }
 
 // Replay is projector.Replay.
 func (a *Admin) Replay(ctx context.Context, f projector.ParkedFilter, d Decision) (int, error) {
-	p, err := a.Projectors()
-	if err != nil {
-		return 0, err
-	}
-	return projector.Replay(ctx, p, f, d)
+	return with(a.Projectors, func(p Projectors) (int, error) { return projector.Replay(ctx, p, f, d) })
 }
 
 // SkipParked is projector.Skip. It cannot be undone.
@@ -122,11 +110,7 @@ func (a *Admin) SkipParked(ctx context.Context, f projector.ParkedFilter, d Deci
 	if f.Projector == "" && f.Seqs == nil && f.Key == "" {
 		return 0, fmt.Errorf("%w: filter: select messages by Projector, Key or Seqs", provider.ErrInput)
 	}
-	p, err := a.Projectors()
-	if err != nil {
-		return 0, err
-	}
-	return projector.Skip(ctx, p, f, d)
+	return with(a.Projectors, func(p Projectors) (int, error) { return projector.Skip(ctx, p, f, d) })
 }
 
 // Pause pauses a projector (provider.PauseProjector) or a topic (provider.PauseTopic). Runners and relays
@@ -146,20 +130,12 @@ func (a *Admin) Resume(ctx context.Context, kind, name string, d Decision) (bool
 }
 
 func (a *Admin) setPause(ctx context.Context, p provider.Pause, paused bool) (bool, error) {
-	o, err := a.Operations()
-	if err != nil {
-		return false, err
-	}
-	return o.SetPause(ctx, p, paused)
+	return with(a.Operations, func(o provider.Operations) (bool, error) { return o.SetPause(ctx, p, paused) })
 }
 
 // Rebuild is projector.RequestRebuild: a running runner of the projector takes the request up.
 func (a *Admin) Rebuild(ctx context.Context, name string, r projector.Rebuild) (generation int, err error) {
-	p, err := a.Projectors()
-	if err != nil {
-		return 0, err
-	}
-	return projector.RequestRebuild(ctx, p, name, r)
+	return with(a.Projectors, func(p Projectors) (int, error) { return projector.RequestRebuild(ctx, p, name, r) })
 }
 
 // Control is projector.Control: it pauses, resumes, cancels, promotes and drops generations.
@@ -204,11 +180,7 @@ func (a *Admin) request(ctx context.Context, verb, name string, detail any, d De
 // Cancel cancels a request that is not over. The runner that has taken it up stops within about a second.
 // It returns false if the request is over.
 func (a *Admin) Cancel(ctx context.Context, request int64, d Decision) (bool, error) {
-	o, err := a.Operations()
-	if err != nil {
-		return false, err
-	}
-	return o.CancelAct(ctx, request, d)
+	return with(a.Operations, func(o provider.Operations) (bool, error) { return o.CancelAct(ctx, request, d) })
 }
 
 // awaitEvery is the interval between two looks at a request.

@@ -77,6 +77,15 @@ func part[T any](store Store, name string) (T, error) {
 	return p, nil
 }
 
+// with calls do with a part of the store.
+func with[P, R any](part func() (P, error), do func(P) (R, error)) (none R, err error) {
+	p, err := part()
+	if err != nil {
+		return none, err
+	}
+	return do(p)
+}
+
 // missingError says that the store does not have a part.
 type missingError string
 

@@ -24,11 +24,7 @@ func (a *Admin) PruneEntries(ctx context.Context, keep outbox.EntryRetention, d 
 
 // MarkedHandlers returns the handlers that have markers, sorted.
 func (a *Admin) MarkedHandlers(ctx context.Context) ([]string, error) {
-	p, err := a.Projectors()
-	if err != nil {
-		return nil, err
-	}
-	return p.MarkedHandlers(ctx)
+	return with(a.Projectors, func(p Projectors) ([]string, error) { return p.MarkedHandlers(ctx) })
 }
 
 // PruneMarkers is marker.Prune, recorded as an act: it deletes markers that are older than r.Window. They are

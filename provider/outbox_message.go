@@ -62,6 +62,18 @@ func (m OutboxMessage) Normalize(ctx context.Context, maxPayload int) (OutboxMes
 	return m.Inherit(eventstore.MetadataFrom(ctx)), nil
 }
 
+// NormalizeAll calls Normalize for each message. If one is refused, the error says which.
+func NormalizeAll(ctx context.Context, ms []OutboxMessage, maxPayload int) ([]OutboxMessage, error) {
+	ready := make([]OutboxMessage, len(ms))
+	for i, m := range ms {
+		var err error
+		if ready[i], err = m.Normalize(ctx, maxPayload); err != nil {
+			return nil, fmt.Errorf("enqueue message %d: %w", i, err)
+		}
+	}
+	return ready, nil
+}
+
 // Topics calls route for each draft, and returns the topics of each draft, without duplicates. A
 // topic that no provider can store is an *eventstore.InvalidError. A nil route returns no topics.
 func Topics(

@@ -1,8 +1,11 @@
 package provider
 
 import (
+	"cmp"
 	"slices"
 	"time"
+
+	"github.com/kinora-go/kinora/claim"
 )
 
 // The functions of this file are the rules of parked messages and generations for stores that apply them
@@ -44,6 +47,21 @@ func (f *DueFilter) Due(firsts []Parked, lane func(first Parked, n int) []Parked
 		}
 	}
 	return due
+}
+
+// Try is the rule of Parking.Try. p is the first message of its lane, which Due returned as listed. It returns
+// whether p can be tried, and whether p was changed.
+func (p *Parked) Try(listed *Parked, limit int, again time.Duration, now time.Time) (ok, changed bool) {
+	if !p.IsDue(now) || p.Seq != listed.Seq || !p.Unchanged(listed) {
+		return false, false
+	}
+	if limit >= 0 && p.Attempts >= limit {
+		p.Wait(-1, now)
+		return false, true
+	}
+	p.Attempts++
+	p.Wait(again, now)
+	return true, true
 }
 
 // Wait makes p a message that may be tried after this time from now, once it is the first of its lane. If
@@ -122,13 +140,38 @@ func (g Generation) Replaces(was Generation, now time.Time) Generation {
 	return g
 }
 
+// SetSegment replaces a segment, or adds it.
+func (c *Checkpoint) SetSegment(to Segment) {
+	c.Segments = slices.Clone(c.Segments)
+	i, has := slices.BinarySearchFunc(c.Segments, to.Number, func(is Segment, n int) int { return cmp.Compare(is.Number, n) })
+	if !has {
+		c.Segments = slices.Insert(c.Segments, i, to)
+	}
+	c.Segments[i] = to
+}
+
+// TakeSegment is the rule of Progress.TakeSegment. It returns false if c is unchanged.
+func (c *Checkpoint) TakeSegment(number int, token claim.Token) (was Segment, ok bool) {
+	if c.Mode != ModeCatchUp || !c.Split().Has(number) {
+		return was, false
+	}
+	was = Segment{Number: number, Place: c.Place}
+	for _, is := range c.Segments {
+		if is.Number == number {
+			was = is
+		}
+	}
+	c.SetSegment(Segment{Number: number, Place: was.Place, Token: token})
+	return was, true
+}
+
 // Becomes returns the checkpoint of a generation that gets a new state, and whether it changes.
 func (c Checkpoint) Becomes(state GenerationState) (_ Checkpoint, changes bool) {
 	switch {
 	case state == GenerationStandby && c.Mode != 0:
-		c.Mode, c.Token, c.Segments = ModeCatchUp, [16]byte{}, slices.Clone(c.Segments)
+		c.Mode, c.Token, c.Segments = ModeCatchUp, claim.Token{}, slices.Clone(c.Segments)
 		for i := range c.Segments {
-			c.Segments[i].Token = [16]byte{}
+			c.Segments[i].Token = claim.Token{}
 		}
 		return c, true
 	case state == GenerationRetired:

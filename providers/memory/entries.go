@@ -23,12 +23,9 @@ func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
 	if err := t.usable(ctx); err != nil {
 		return fmt.Errorf("enqueue: %w", err)
 	}
-	ready := make([]outbox.Message, len(ms))
-	for i, m := range ms {
-		var err error
-		if ready[i], err = m.Normalize(ctx, t.db.cfg.MaxPayload); err != nil {
-			return fmt.Errorf("enqueue message %d: %w", i, err)
-		}
+	ready, err := provider.NormalizeAll(ctx, ms, t.db.cfg.MaxPayload)
+	if err != nil {
+		return err
 	}
 	now := t.db.now()
 	for _, m := range ready {

@@ -126,17 +126,14 @@ func (s *state) due(b provider.Build, f provider.DueFilter, now time.Time) []pro
 func (db *Provider) Try(ctx context.Context, p provider.Parked, limit int, again time.Duration) (bool, error) {
 	return update(ctx, db, "try a parked message", func(s *state, now time.Time) bool {
 		front := s.front(laneOfParked(&p), 1)
-		if !isDue(front, now) || front[0].Seq != p.Seq || !front[0].Unchanged(&p) {
+		if len(front) == 0 {
 			return false
 		}
-		is := front[0]
-		if limit >= 0 && is.Attempts >= limit {
-			s.keep(is, -1, now)
-			return false
+		ok, changed := front[0].Try(&p, limit, again, now)
+		if changed {
+			s.parked = s.parked.put(front[0].Seq, front[0])
 		}
-		is.Attempts++
-		s.keep(is, again, now)
-		return true
+		return ok
 	})
 }
 

@@ -1,7 +1,6 @@
 package memory
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -24,32 +23,15 @@ func (s *state) setCheckpoint(b provider.Build, c provider.Checkpoint) {
 	s.checkpoints = s.checkpoints.put(buildKey(b), c)
 }
 
-// setSegment replaces a segment, or adds it.
-func (s *state) setSegment(b provider.Build, to provider.Segment) {
-	c := s.checkpoint(b)
-	i, has := slices.BinarySearchFunc(c.Segments, to.Number, func(is provider.Segment, n int) int { return cmp.Compare(is.Number, n) })
-	if !has {
-		c.Segments = slices.Insert(c.Segments, i, to)
-	}
-	c.Segments[i] = to
-	s.setCheckpoint(b, c)
-}
-
 // TakeSegment implements provider.Progress.
 func (db *Provider) TakeSegment(ctx context.Context, b provider.Build, number int, token claim.Token) (was provider.Segment, ok bool, err error) {
 	ok, err = checkedUpdate(ctx, db, "take a segment", provider.CheckStorable("projector", b.Projector), func(s *state, _ time.Time) bool {
 		b := s.build(b)
 		c := s.checkpoint(b)
-		if c.Mode != provider.ModeCatchUp || !c.Split().Has(number) {
+		if was, ok = c.TakeSegment(number, token); !ok {
 			return false
 		}
-		was = provider.Segment{Number: number, Place: c.Place}
-		for _, is := range c.Segments {
-			if is.Number == number {
-				was = is
-			}
-		}
-		s.setSegment(b, provider.Segment{Number: number, Place: was.Place, Token: token})
+		s.setCheckpoint(b, c)
 		return true
 	})
 	return was, ok, err

@@ -132,11 +132,14 @@ func (s *state) openUnit(u *provider.Unit, now time.Time) (provider.Found, error
 	if err := found.SetProgress(u, checkpoint); err != nil {
 		return found, err
 	}
-	if a := u.Advance; a != nil && u.Segment > 0 {
-		s.setSegment(build, provider.Segment{Number: u.Segment, Place: a.To, Token: a.Token})
-	} else if a != nil {
-		checkpoint.Place = a.To
-		s.setCheckpoint(build, checkpoint)
+	if a := u.Advance; a != nil {
+		to := s.checkpoint(build)
+		if u.Segment == 0 {
+			to.Place = a.To
+		} else {
+			to.SetSegment(provider.Segment{Number: u.Segment, Place: a.To, Token: a.Token})
+		}
+		s.setCheckpoint(build, to)
 	}
 	for i := range u.Messages {
 		found.Held[i] = !u.IsReplay() && s.lanes.has(laneKey(build, u.Messages[i].Lane))

@@ -46,7 +46,7 @@ func fixture(t testing.TB, db *DB, advance func(time.Duration)) providertest.Fix
 			return total(value)
 		},
 		// bbolt lets one process open a file, once: the new handle shares the open file, and nothing else.
-		Reopen: func() providertest.Fixture[*Tx] { return fixture(t, db.Again(), advance) },
+		Reopen: func() providertest.Fixture[*Tx] { return fixture(t, db.file.handle(db.cfg), advance) },
 	}
 }
 

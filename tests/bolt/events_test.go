@@ -196,12 +196,9 @@ func (v events) SaveSnapshot(ctx context.Context, stream string, one eventstore.
 }
 
 func (v *View) Enqueue(ctx context.Context, ms ...outbox.Message) error {
-	ready := make([]outbox.Message, len(ms))
-	for i, m := range ms {
-		var err error
-		if ready[i], err = m.Normalize(ctx, v.db.cfg.MaxPayload); err != nil {
-			return fmt.Errorf("enqueue message %d: %w", i, err)
-		}
+	ready, err := provider.NormalizeAll(ctx, ms, v.db.cfg.MaxPayload)
+	if err != nil {
+		return err
 	}
 	return v.write(ctx, "enqueue", nil, func(s *session) error {
 		for _, m := range ready {
@@ -242,10 +239,6 @@ func (s *session) after(position int64) iter.Seq[eventstore.Raw] {
 	}
 }
 
-func placeOf(e eventstore.Raw) provider.LogPlace {
-	return provider.LogPlace{Position: e.Position, ID: e.ID, RecordedAt: e.RecordedAt}
-}
-
 // head returns the position of the last event, which is never deleted.
 func (s *session) head() int64 {
 	_, e := log.last(s, nil)
@@ -275,24 +268,26 @@ func (db *DB) LogStreams(ctx context.Context, versions map[string]int64, after i
 }
 
 func (db *DB) LogEvents(ctx context.Context, ids []string) (map[string]eventstore.Raw, error) {
-	return query(ctx, db, "read events by id", nil, func(s *session) map[string]eventstore.Raw {
-		found := map[string]eventstore.Raw{}
+	return lookUp(ctx, db, ids, func(e eventstore.Raw) eventstore.Raw { return e })
+}
+
+func (db *DB) LogPlaces(ctx context.Context, ids []string) (map[string]provider.LogPlace, error) {
+	return lookUp(ctx, db, ids, func(e eventstore.Raw) provider.LogPlace {
+		return provider.LogPlace{Position: e.Position, ID: e.ID, RecordedAt: e.RecordedAt}
+	})
+}
+
+func lookUp[V any](ctx context.Context, db *DB, ids []string, of func(eventstore.Raw) V) (map[string]V, error) {
+	return query(ctx, db, "read events by id", nil, func(s *session) map[string]V {
+		found := map[string]V{}
 		for _, id := range ids {
-			if at, ok := places.get(s, key(id)); ok {
-				found[id], _ = log.get(s, key(at.Position))
+			if at, ok := s.placeOf(id); ok {
+				e, _ := log.get(s, key(at.Position))
+				found[id] = of(e)
 			}
 		}
 		return found
 	})
-}
-
-func (db *DB) LogPlaces(ctx context.Context, ids []string) (map[string]provider.LogPlace, error) {
-	all, err := db.LogEvents(ctx, ids)
-	found := map[string]provider.LogPlace{}
-	for id, e := range all {
-		found[id] = placeOf(e)
-	}
-	return found, err
 }
 
 // enqueue adds a message that is not in the outbox.
@@ -302,13 +297,13 @@ func (s *session) enqueue(m outbox.Message) {
 	s.putEntry(e)
 }
 
-func (s *session) putEntry(e outbox.Entry) {
-	entries.put(s, key(e.Seq), e)
-	if e.Status.Open() {
-		open.put(s, key(e.Seq), true)
-		queues.put(s, key(e.Topic, e.Key, e.Seq), true)
-	} else {
-		s.close(e)
+func (s *session) putEntry(all ...outbox.Entry) {
+	for _, e := range all {
+		entries.put(s, key(e.Seq), e)
+		if s.close(e); e.Status.Open() {
+			open.put(s, key(e.Seq), true)
+			queues.put(s, key(e.Topic, e.Key, e.Seq), true)
+		}
 	}
 }
 
@@ -335,9 +330,7 @@ func (s *session) allOpen(yield func(outbox.Entry) bool) {
 func (db *DB) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]outbox.Entry, error) {
 	return update(ctx, db, "claim entries", provider.CheckQuery(q), func(s *session) ([]outbox.Entry, error) {
 		taken, abandoned := q.Claim(s.allOpen, t, s.now)
-		for _, e := range slices.Concat(taken, abandoned) {
-			s.putEntry(e)
-		}
+		s.putEntry(slices.Concat(taken, abandoned)...)
 		return taken, nil
 	})
 }
@@ -376,9 +369,7 @@ func (s *session) releaseHeld(e outbox.Entry) {
 func (db *DB) HoldEntries(ctx context.Context, long time.Duration, limit int) (int, error) {
 	return update(ctx, db, "hold entries", nil, func(s *session) (int, error) {
 		changed, n := provider.HoldEntries(s.allOpen, long, limit, s.now)
-		for _, e := range changed {
-			s.putEntry(e)
-		}
+		s.putEntry(changed...)
 		return n, nil
 	})
 }
@@ -409,7 +400,6 @@ func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, err
 	return query(ctx, db, "list entries", provider.CheckFilter(f), func(s *session) []outbox.Entry { return s.pick(f) })
 }
 
-// pick returns the entries that f selects. A Limit of 0 means no limit.
 func (s *session) pick(f outbox.Filter) (picked []outbox.Entry) {
 	for _, e := range entries.from(s, nil, key(max(f.After, 0)+1)) {
 		if !f.Selects(&e, s.now) {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
@@ -17,17 +16,6 @@ func (s *session) checkpoint(b provider.Build) provider.Checkpoint {
 	c, _ := checkpoints.get(s, buildKey(b))
 	c.Generation = b.Number()
 	return c
-}
-
-// setSegment replaces a segment, or adds it.
-func (s *session) setSegment(b provider.Build, to provider.Segment) {
-	c := s.checkpoint(b)
-	i, has := slices.BinarySearchFunc(c.Segments, to.Number, func(is provider.Segment, n int) int { return cmp.Compare(is.Number, n) })
-	if !has {
-		c.Segments = slices.Insert(c.Segments, i, to)
-	}
-	c.Segments[i] = to
-	checkpoints.put(s, buildKey(b), c)
 }
 
 func (db *DB) Checkpoint(ctx context.Context, b provider.Build) (provider.Checkpoint, error) {
@@ -55,17 +43,10 @@ func (db *DB) TakeSegment(ctx context.Context, b provider.Build, number int, tok
 	ok, err = update(ctx, db, "take a segment", provider.CheckStorable("projector", b.Projector), func(s *session) (bool, error) {
 		b := s.build(b)
 		c := s.checkpoint(b)
-		if c.Mode != provider.ModeCatchUp || !c.Split().Has(number) {
-			return false, nil
+		if was, ok = c.TakeSegment(number, token); ok {
+			checkpoints.put(s, buildKey(b), c)
 		}
-		was = provider.Segment{Number: number, Place: c.Place}
-		for _, is := range c.Segments {
-			if is.Number == number {
-				was = is
-			}
-		}
-		s.setSegment(b, provider.Segment{Number: number, Place: was.Place, Token: token})
-		return true, nil
+		return ok, nil
 	})
 	return was, ok, err
 }
@@ -273,7 +254,7 @@ func (db *DB) DropMarkers(ctx context.Context, handler string, limit int) (int, 
 
 func (db *DB) AcquireLease(ctx context.Context, name string, t claim.Terms) (bool, error) {
 	return update(ctx, db, "acquire a lease", provider.CheckStorable("name", name), func(s *session) (bool, error) {
-		if l, ok := leases.get(s, leaseKey(name)); ok && l.Token != t.Token && l.Until.After(s.now) {
+		if l, ok := leases.get(s, []byte(name)); ok && l.Token != t.Token && l.Until.After(s.now) {
 			return false, nil
 		}
 		for k, l := range leases.under(s, nil) {
@@ -281,19 +262,16 @@ func (db *DB) AcquireLease(ctx context.Context, name string, t claim.Terms) (boo
 				leases.drop(s, k)
 			}
 		}
-		leases.put(s, leaseKey(name), lease{t.Token, s.now.Add(t.Lease)})
+		leases.put(s, []byte(name), lease{t.Token, s.now.Add(t.Lease)})
 		return true, nil
 	})
 }
 
-// leaseKey sorts as the names do, and is never empty.
-func leaseKey(name string) []byte { return []byte("/" + name) }
-
 func (db *DB) LeaseNames(ctx context.Context, prefix string) ([]string, error) {
 	return query(ctx, db, "list leases", provider.CheckStorable("prefix", prefix), func(s *session) (names []string) {
-		for k, l := range leases.under(s, leaseKey(prefix)) {
+		for k, l := range leases.under(s, []byte(prefix)) {
 			if l.Until.After(s.now) {
-				names = append(names, strings.TrimPrefix(string(k), "/"))
+				names = append(names, string(k))
 			}
 		}
 		return names
@@ -302,8 +280,8 @@ func (db *DB) LeaseNames(ctx context.Context, prefix string) ([]string, error) {
 
 func (db *DB) ReleaseLease(ctx context.Context, name string, token claim.Token) error {
 	_, err := update(ctx, db, "release a lease", provider.CheckStorable("name", name), func(s *session) (struct{}, error) {
-		if l, _ := leases.get(s, leaseKey(name)); l.Token == token {
-			leases.drop(s, leaseKey(name))
+		if l, _ := leases.get(s, []byte(name)); l.Token == token {
+			leases.drop(s, []byte(name))
 		}
 		return struct{}{}, nil
 	})

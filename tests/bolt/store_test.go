@@ -82,9 +82,6 @@ func (f *file) handle(cfg Config) *DB {
 	return db
 }
 
-// Again returns another handle on the open file.
-func (db *DB) Again() *DB { return db.file.handle(db.cfg) }
-
 func (db *DB) Close() error { return db.file.bolt.Close() }
 
 func (db *DB) now() time.Time { return db.cfg.Clock().UTC().Round(0) }
@@ -138,29 +135,18 @@ func (tx *Tx) use(fn func(s *session) error) error {
 	return cmp.Or(fn(tx.s), tx.s.err)
 }
 
-// Get returns a value of the read model, or nil.
+// Get returns a value of the read model, or nil, and Put sets it.
 func (tx *Tx) Get(name string) (value []byte, err error) {
-	err = tx.use(func(s *session) error {
-		value, _ = model.get(s, key(name))
-		return nil
-	})
+	err = tx.use(func(s *session) error { value, _ = model.get(s, key(name)); return nil })
 	return value, err
 }
 
-// Put sets a value of the read model.
 func (tx *Tx) Put(name string, value []byte) error {
-	return tx.use(func(s *session) error {
-		model.put(s, key(name), value)
-		return nil
-	})
+	return tx.use(func(s *session) error { model.put(s, key(name), value); return nil })
 }
 
-// Get returns a committed value of the read model, or nil.
 func (db *DB) Get(ctx context.Context, name string) ([]byte, error) {
-	return query(ctx, db, "read the read model", nil, func(s *session) []byte {
-		value, _ := model.get(s, key(name))
-		return value
-	})
+	return query(ctx, db, "read the read model", nil, func(s *session) []byte { value, _ := model.get(s, key(name)); return value })
 }
 
 // insideKey is the key of the open transaction in the context of its function.
@@ -168,23 +154,24 @@ type insideKey struct{ *file }
 
 // begin waits until no other transaction is open.
 func (db *DB) begin(ctx context.Context) (*Tx, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("begin: %w", err)
-	}
-	if tx, ok := ctx.Value(insideKey{db.file}).(*Tx); ok && tx.use(func(*session) error { return nil }) == nil {
-		return nil, fmt.Errorf("begin: %w", provider.ErrInTransaction)
+	tx, inside := ctx.Value(insideKey{db.file}).(*Tx)
+	switch err := ctx.Err(); {
+	case err != nil:
+		return nil, err
+	case inside && tx.use(func(*session) error { return nil }) == nil:
+		return nil, provider.ErrInTransaction
 	}
 	select {
 	case db.file.lock <- struct{}{}:
 	case <-ctx.Done():
-		return nil, fmt.Errorf("begin: wait for the open transaction to end: %w", ctx.Err())
+		return nil, fmt.Errorf("wait for the open transaction to end: %w", ctx.Err())
 	}
-	tx, err := db.file.bolt.Begin(true)
+	opened, err := db.file.bolt.Begin(true)
 	if err != nil {
 		<-db.file.lock
-		return nil, fmt.Errorf("begin: %w", err)
+		return nil, err
 	}
-	return &Tx{db: db, s: &session{tx: tx, now: db.now()}}, nil
+	return &Tx{db: db, s: &session{tx: opened, now: db.now()}}, nil
 }
 
 // end commits the transaction, unless there is an error, or rolls it back.

@@ -142,7 +142,7 @@ func (s *session) openUnit(u *provider.Unit) (provider.Found, error) {
 		due := map[provider.Lane]bool{}
 		for _, lane := range u.Lanes() {
 			front := s.front(b, lane, len(u.Messages))
-			fronts, due[lane] = append(fronts, front...), isDue(front, s.now)
+			fronts, due[lane] = append(fronts, front...), len(front) > 0 && front[0].IsDue(s.now)
 		}
 		found.SetLive(u, fronts, due)
 	}
@@ -164,11 +164,14 @@ func (s *session) openUnit(u *provider.Unit) (provider.Found, error) {
 	if err := found.SetProgress(u, c); err != nil {
 		return found, err
 	}
-	if a := u.Advance; a != nil && u.Segment > 0 {
-		s.setSegment(b, provider.Segment{Number: u.Segment, Place: a.To, Token: a.Token})
-	} else if a != nil {
-		c.Place = a.To
-		checkpoints.put(s, buildKey(b), c)
+	if a := u.Advance; a != nil {
+		to := s.checkpoint(b)
+		if u.Segment == 0 {
+			to.Place = a.To
+		} else {
+			to.SetSegment(provider.Segment{Number: u.Segment, Place: a.To, Token: a.Token})
+		}
+		checkpoints.put(s, buildKey(b), to)
 	}
 	for i := range u.Messages {
 		found.Held[i] = !u.IsReplay() && len(s.front(b, u.Messages[i].Lane, 1)) > 0
@@ -270,12 +273,7 @@ func (s *session) front(b provider.Build, lane provider.Lane, n int) (front []pr
 	return front
 }
 
-func isDue(front []provider.Parked, now time.Time) bool {
-	return len(front) > 0 && front[0].IsDue(now)
-}
-
-// park adds a delivery to the end of its lane. If the message is parked already, park adds the handlers
-// to it, unless a person skipped the message.
+// park adds a delivery to the end of its lane, or its handlers to the same message, unless that was skipped.
 func (s *session) park(b provider.Build, a provider.Aside) {
 	p := a.Parked
 	p.Projector, p.Generation = b.Projector, b.Number()
@@ -294,15 +292,12 @@ func (s *session) park(b provider.Build, a provider.Aside) {
 	s.keep(p, a.After)
 }
 
-// keep stores a message that may be tried after this time from now, once it is the first of its lane. If
-// after is negative, the message is stuck.
 func (s *session) keep(p provider.Parked, after time.Duration) {
 	p.Wait(after, s.now)
 	parked.put(s, key(p.Seq), p)
 }
 
-// resolve removes a message from its lane and makes the next one due. The id of a replayed message can be
-// parked again.
+// resolve removes a message from its lane and makes the next one due.
 func (s *session) resolve(p provider.Parked, to provider.ParkedState) {
 	p.State, p.ResolvedAt, p.DueAt = to, s.now, time.Time{}
 	parked.put(s, key(p.Seq), p)
@@ -338,17 +333,14 @@ func (s *session) due(b provider.Build, f provider.DueFilter) []provider.Parked 
 func (db *DB) Try(ctx context.Context, p provider.Parked, limit int, again time.Duration) (bool, error) {
 	return update(ctx, db, "try a parked message", nil, func(s *session) (bool, error) {
 		front := s.front(buildOf(&p), p.Lane, 1)
-		if !isDue(front, s.now) || front[0].Seq != p.Seq || !front[0].Unchanged(&p) {
+		if len(front) == 0 {
 			return false, nil
 		}
-		is := front[0]
-		if limit >= 0 && is.Attempts >= limit {
-			s.keep(is, -1)
-			return false, nil
+		ok, changed := front[0].Try(&p, limit, again, s.now)
+		if changed {
+			parked.put(s, key(front[0].Seq), front[0])
 		}
-		is.Attempts++
-		s.keep(is, again)
-		return true, nil
+		return ok, nil
 	})
 }
 
@@ -377,8 +369,7 @@ func (db *DB) Decide(ctx context.Context, f provider.ParkedFilter, to provider.P
 	})
 }
 
-// pickParked returns the messages that f selects, with the DueAt of their lanes. A Limit of 0 means no
-// limit.
+// pickParked returns the messages that f selects, with the DueAt of their lanes.
 func (s *session) pickParked(f provider.ParkedFilter) (picked []provider.Parked) {
 	for _, p := range parked.from(s, nil, key(max(f.After, 0)+1)) {
 		if !f.Selects(&p) {
