@@ -25,12 +25,10 @@ type events struct {
 	tx *Tx
 }
 
-// View is the event store and the outbox in a transaction.
 type View struct{ events }
 
 var errForeign = errors.New("not a transaction of this file")
 
-// InTx returns the view of a transaction.
 func (db *DB) InTx(tx *Tx) *View { return &View{events{db, tx}} }
 
 func (*View) CallersTx() {}
@@ -127,7 +125,6 @@ func (s *session) append(stream string, expected eventstore.Expected, drafts []e
 
 func (s *session) placeOf(id string) (eventstore.Appended, bool) { return places.get(s, key(id)) }
 
-// lastOf returns the last event of a stream, and its version.
 func (s *session) lastOf(stream string) (e eventstore.Raw, version int64) {
 	k, position := streams.last(s, key(stream))
 	if k == nil {
@@ -214,7 +211,6 @@ func (db *DB) ReadLog(ctx context.Context, from eventstore.From, f eventstore.Lo
 	return provider.ReadLog(ctx, db, from, f)
 }
 
-// LogID cannot tell a copy of the file from its original.
 func (db *DB) LogID(ctx context.Context) (provider.LogID, error) {
 	return provider.LogID{Lineage: db.file.lineage}, ctx.Err()
 }
@@ -225,7 +221,6 @@ func (db *DB) LogPage(ctx context.Context, q provider.LogQuery) (provider.LogPag
 	})
 }
 
-// after yields the events behind a position.
 func (s *session) after(position int64) iter.Seq[eventstore.Raw] {
 	return func(yield func(eventstore.Raw) bool) {
 		if position == math.MaxInt64 {
@@ -290,7 +285,6 @@ func lookUp[V any](ctx context.Context, db *DB, ids []string, of func(eventstore
 	})
 }
 
-// enqueue adds a message that is not in the outbox.
 func (s *session) enqueue(m outbox.Message) {
 	e := outbox.Entry{OutboxMessage: m, Seq: entries.next(s), Status: outbox.Pending, NextAttemptAt: s.now, CreatedAt: s.now}
 	messages.put(s, key(m.Topic, m.ID), e.Seq)
@@ -318,7 +312,6 @@ func (s *session) dropEntry(e outbox.Entry) {
 	s.close(e)
 }
 
-// allOpen yields the open entries in order.
 func (s *session) allOpen(yield func(outbox.Entry) bool) {
 	for k := range open.under(s, nil) {
 		if e, _ := entries.get(s, k); !yield(e) {
@@ -356,7 +349,6 @@ func (db *DB) MarkEntries(ctx context.Context, marks []outbox.Mark) ([]int64, er
 	})
 }
 
-// releaseHeld makes the held entries of the topic and key of e pending.
 func (s *session) releaseHeld(e outbox.Entry) {
 	for k := range queues.under(s, key(e.Topic, e.Key)) {
 		if held, _ := entries.get(s, key(number(k))); held.Status == outbox.Held {
@@ -400,12 +392,16 @@ func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, err
 	return query(ctx, db, "list entries", provider.CheckFilter(f), func(s *session) []outbox.Entry { return s.pick(f) })
 }
 
-func (s *session) pick(f outbox.Filter) (picked []outbox.Entry) {
-	for _, e := range entries.from(s, nil, key(max(f.After, 0)+1)) {
-		if !f.Selects(&e, s.now) {
+func (s *session) pick(f outbox.Filter) []outbox.Entry {
+	return pick(entries.from(s, nil, key(max(f.After, 0)+1)), f.Limit, func(e *outbox.Entry) bool { return f.Selects(e, s.now) })
+}
+
+func pick[V any](rows iter.Seq2[[]byte, V], limit int, selects func(*V) bool) (picked []V) {
+	for _, v := range rows {
+		if !selects(&v) {
 			continue
 		}
-		if picked = append(picked, e); len(picked) == f.Limit {
+		if picked = append(picked, v); len(picked) == limit {
 			break
 		}
 	}
@@ -439,7 +435,6 @@ func (db *DB) Skip(ctx context.Context, f outbox.Filter) (int, error) {
 	})
 }
 
-// change changes the entries that f selects, if their status is one of in.
 func (db *DB) change(ctx context.Context, f outbox.Filter, in []outbox.Status, to func(*session, *outbox.Entry) error) (int, error) {
 	invalid := provider.CheckFilter(f)
 	if len(f.Status) > 0 {

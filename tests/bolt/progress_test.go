@@ -11,7 +11,6 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// checkpoint returns the checkpoint of a generation. Only Generation is set if there is none.
 func (s *session) checkpoint(b provider.Build) provider.Checkpoint {
 	c, _ := checkpoints.get(s, buildKey(b))
 	c.Generation = b.Number()
@@ -22,7 +21,6 @@ func (db *DB) Checkpoint(ctx context.Context, b provider.Build) (provider.Checkp
 	return query(ctx, db, "read the checkpoint", provider.CheckStorable("projector", b.Projector), func(s *session) provider.Checkpoint { return s.checkpoint(s.build(b)) })
 }
 
-// No unit is open while SetCheckpoint writes.
 func (db *DB) SetCheckpoint(ctx context.Context, b provider.Build, from, to provider.Checkpoint) (bool, error) {
 	return update(ctx, db, "set the checkpoint", provider.CheckSetCheckpoint(b.Projector, to), func(s *session) (bool, error) {
 		b := s.build(b)
@@ -89,7 +87,6 @@ func (s *session) build(b provider.Build) provider.Build {
 	return b
 }
 
-// generationsOf returns the generations of a projector, or all.
 func (s *session) generationsOf(projector string) (all []provider.Generation) {
 	for _, g := range generations.under(s, nil) {
 		if projector == "" || g.Projector == projector {
@@ -116,7 +113,6 @@ func (db *DB) SetGeneration(ctx context.Context, g provider.Generation) (bool, e
 	})
 }
 
-// setGeneration stores g. Its revision was compared.
 func (s *session) setGeneration(g provider.Generation) {
 	k := buildKey(g.Build)
 	was, _ := generations.get(s, k)
@@ -132,7 +128,6 @@ func markerKey(m provider.Marker, b provider.Build) []byte {
 	return key(m.Handler, b.Number(), m.MessageID)
 }
 
-// generationOf returns the generation in the key of a marker.
 func generationOf(k []byte) int {
 	_, rest := text(k)
 	return int(number(rest[:8]))
@@ -169,13 +164,11 @@ func (s *session) outcome(q *provider.Question) provider.Outcome {
 	return q.Outcome(f)
 }
 
-// old is a row that can be deleted.
 type old struct {
 	key []byte
 	at  time.Time
 }
 
-// oldest returns the oldest rows, at most limit.
 func oldest(rows []old, limit int) []old {
 	slices.SortStableFunc(rows, func(a, b old) int { return a.at.Compare(b.at) })
 	return rows[:min(limit, len(rows))]
@@ -219,7 +212,6 @@ func (db *DB) Prune(ctx context.Context, projector string, handlers []string, wi
 	})
 }
 
-// dropMarkers deletes at most limit markers of handlers that is selects.
 func (s *session) dropMarkers(handlers []string, limit int, is func(k []byte, m marker) bool) (n int) {
 	for _, handler := range handlers {
 		for k, m := range markers.under(s, key(handler)) {
@@ -279,13 +271,12 @@ func (db *DB) LeaseNames(ctx context.Context, prefix string) ([]string, error) {
 }
 
 func (db *DB) ReleaseLease(ctx context.Context, name string, token claim.Token) error {
-	_, err := update(ctx, db, "release a lease", provider.CheckStorable("name", name), func(s *session) (struct{}, error) {
+	return db.write(ctx, "release a lease", provider.CheckStorable("name", name), func(s *session) error {
 		if l, _ := leases.get(s, []byte(name)); l.Token == token {
 			leases.drop(s, []byte(name))
 		}
-		return struct{}{}, nil
+		return nil
 	})
-	return err
 }
 
 func (db *DB) Unlogged(ctx context.Context, b provider.Build, handlers []string) (bool, error) {

@@ -23,7 +23,6 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Config configures a DB; the zero value is the default.
 type Config struct {
 	Route         outbox.Route
 	MaxPayload    int              // zero means 1 MiB
@@ -41,14 +40,12 @@ type DB struct {
 	file *file
 }
 
-// file is an open file, which handles share.
 type file struct {
 	bolt    *bbolt.DB
 	lock    chan struct{} // of the writer, of capacity 1
 	lineage string
 }
 
-// Open opens or creates a file.
 func Open(path string, cfg Config) (*DB, error) {
 	opened, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: time.Second, NoSync: cfg.NoSync, NoFreelistSync: cfg.NoSync})
 	if err != nil {
@@ -125,7 +122,6 @@ type Tx struct {
 
 var errOver = errors.New("the transaction is over")
 
-// use calls fn unless the transaction is over.
 func (tx *Tx) use(fn func(s *session) error) error {
 	tx.mu.Lock()
 	defer tx.mu.Unlock()
@@ -149,7 +145,6 @@ func (db *DB) Get(ctx context.Context, name string) ([]byte, error) {
 	return query(ctx, db, "read the read model", nil, func(s *session) []byte { value, _ := model.get(s, key(name)); return value })
 }
 
-// insideKey is the key of the open transaction in the context of its function.
 type insideKey struct{ *file }
 
 // begin waits until no other transaction is open.
@@ -189,7 +184,6 @@ func (tx *Tx) end(commit bool, err error) error {
 	return tx.s.tx.Commit()
 }
 
-// Transact runs fn in a transaction, and commits if fn returns nil.
 func (db *DB) Transact(ctx context.Context, fn func(ctx context.Context, tx *Tx) error) error {
 	tx, err := db.begin(ctx)
 	if err != nil {
@@ -231,20 +225,20 @@ const (
 	sequences   = table[int64]("sequences")               // the last numbers of tables
 )
 
-type snapshot struct {
-	eventstore.Snapshot
-	SavedAt time.Time
-}
-
-type marker struct {
-	At       time.Time
-	Position int64
-}
-
-type lease struct {
-	Token claim.Token
-	Until time.Time
-}
+type (
+	snapshot struct {
+		eventstore.Snapshot
+		SavedAt time.Time
+	}
+	marker struct {
+		At       time.Time
+		Position int64
+	}
+	lease struct {
+		Token claim.Token
+		Until time.Time
+	}
+)
 
 // key joins texts and numbers into an unambiguous key. Keys that begin with the same texts are next to
 // each other, numbers in their order. Texts that are too long for bbolt are hashed.
@@ -274,7 +268,6 @@ func text(k []byte) (string, []byte) {
 	return string(k[4:n]), k[n:]
 }
 
-// number returns the number at the end of a key.
 func number(k []byte) int64 { return int64(binary.BigEndian.Uint64(k[len(k)-8:])) }
 
 func (t table[V]) decode(s *session, value []byte) (v V) {
@@ -338,7 +331,6 @@ func (t table[V]) from(s *session, prefix, first []byte) iter.Seq2[[]byte, V] {
 	}
 }
 
-// under yields the rows with a prefix.
 func (t table[V]) under(s *session, prefix []byte) iter.Seq2[[]byte, V] {
 	return t.from(s, prefix, prefix)
 }

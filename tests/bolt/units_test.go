@@ -75,7 +75,6 @@ func invalidUnit(err error) error {
 	return &provider.Error{Class: provider.ClassPermanent, Code: "invalid", Err: err}
 }
 
-// work opens u, runs it and closes it.
 func (tx *Tx) work(ctx context.Context, u provider.Unit, run runFunc) error {
 	inside := context.WithValue(ctx, insideKey{tx.db.file}, tx)
 	if s := u.Switch; s != nil {
@@ -230,19 +229,17 @@ func (db *DB) Beat(ctx context.Context, runner string, lease, record time.Durati
 	})
 }
 
-// flying is a message in flight.
 func flying(b provider.Build, id string) string { return strconv.Quote(b.String()) + strconv.Quote(id) }
 
 func (db *DB) InFlight(ctx context.Context, b provider.Build, w provider.Worker, ids []string) error {
-	_, err := update(ctx, db, "record the messages in flight", nil, func(s *session) (struct{}, error) {
+	return db.write(ctx, "record the messages in flight", nil, func(s *session) error {
 		all := make([]string, len(ids))
 		for i, id := range ids {
 			all[i] = flying(b, id)
 		}
 		inFlight.put(s, key(w.Runner, w.Number), all)
-		return struct{}{}, nil
+		return nil
 	})
-	return err
 }
 
 // Messages that wait or are stuck are in the queue of their lane. A lane is held while its queue is not
@@ -261,7 +258,6 @@ func laneKey(p *provider.Parked) []byte {
 
 func idKey(p *provider.Parked) []byte { return key(p.Projector, buildOf(p).Number(), p.MessageID) }
 
-// front returns the first messages of a lane, at most n.
 func (s *session) front(b provider.Build, lane provider.Lane, n int) (front []provider.Parked) {
 	for k := range lanes.under(s, key(b.Projector, b.Number(), lane)) {
 		if len(front) == n {
@@ -370,16 +366,11 @@ func (db *DB) Decide(ctx context.Context, f provider.ParkedFilter, to provider.P
 }
 
 // pickParked returns the messages that f selects, with the DueAt of their lanes.
-func (s *session) pickParked(f provider.ParkedFilter) (picked []provider.Parked) {
-	for _, p := range parked.from(s, nil, key(max(f.After, 0)+1)) {
-		if !f.Selects(&p) {
-			continue
-		}
-		if p.State.IsOpen() {
-			p.DueAt = s.front(buildOf(&p), p.Lane, 1)[0].DueAt
-		}
-		if picked = append(picked, p); len(picked) == f.Limit {
-			break
+func (s *session) pickParked(f provider.ParkedFilter) []provider.Parked {
+	picked := pick(parked.from(s, nil, key(max(f.After, 0)+1)), f.Limit, f.Selects)
+	for i := range picked {
+		if p := &picked[i]; p.State.IsOpen() {
+			p.DueAt = s.front(buildOf(p), p.Lane, 1)[0].DueAt
 		}
 	}
 	return picked
