@@ -67,10 +67,7 @@ func (r Row) Take(attempts int, t claim.Terms, now time.Time) (is Row, records [
 
 // Change returns r after c, with the records of the change. It returns false if r refuses c.
 func (r Row) Change(c *provider.TaskChange, now time.Time) (is Row, records []Record, ok bool) {
-	switch {
-	case r.Status != provider.TaskClaimed || r.Token != c.Token,
-		c.Open != "" && r.State[c.Open].Filled(),
-		r.Undo && (c.To == provider.TaskDone || c.To == provider.TaskWaiting):
+	if r.refuses(c) {
 		return r, nil, false
 	}
 	is = r
@@ -112,6 +109,12 @@ func (r Row) Change(c *provider.TaskChange, now time.Time) (is Row, records []Re
 		records = append(records, is.end(string(c.To), now)) // the What constants have the names of the statuses
 	}
 	return is, records, true
+}
+
+// refuses reports whether c is the change of another claim, or no longer allowed.
+func (r *Row) refuses(c *provider.TaskChange) bool {
+	return r.Status != provider.TaskClaimed || r.Token != c.Token || c.Open != "" && r.State[c.Open].Filled() ||
+		r.Undo && (c.To == provider.TaskDone || c.To == provider.TaskWaiting)
 }
 
 // wait makes r wait for c.Open. until is the end of an earlier wait for it, as its slot has it.

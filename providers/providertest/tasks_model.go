@@ -138,10 +138,7 @@ func (m *taskModel) take(id string, q provider.TaskQuery, token claim.Token, d t
 // change returns false if the change is refused.
 func (m *taskModel) change(c provider.TaskChange) bool {
 	t := m.tasks[c.ID]
-	if t == nil || t.status != provider.TaskClaimed || t.token != c.Token || c.Open != "" && t.slots[c.Open].Filled() {
-		return false
-	}
-	if t.undo && (c.To == provider.TaskDone || c.To == provider.TaskWaiting) {
+	if t == nil || t.refuses(c) {
 		return false
 	}
 	t.version++
@@ -173,6 +170,18 @@ func (m *taskModel) change(c provider.TaskChange) bool {
 		t.token = claim.Token{}
 	}
 	t.next = m.now + c.After
+	m.enter(t, c)
+	return true
+}
+
+// refuses reports whether a change is refused.
+func (t *modelTask) refuses(c provider.TaskChange) bool {
+	return t.status != provider.TaskClaimed || t.token != c.Token || c.Open != "" && t.slots[c.Open].Filled() ||
+		t.undo && (c.To == provider.TaskDone || c.To == provider.TaskWaiting)
+}
+
+// enter does what follows the new status of a task.
+func (m *taskModel) enter(t *modelTask, c provider.TaskChange) {
 	switch c.To {
 	case provider.TaskPending:
 		t.attempts = max(t.attempts-1, 0)
@@ -191,7 +200,6 @@ func (m *taskModel) change(c provider.TaskChange) bool {
 			g.open--
 		}
 	}
-	return true
 }
 
 func (m *taskModel) wait(t *modelTask, c provider.TaskChange) {
