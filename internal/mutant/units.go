@@ -54,7 +54,7 @@ var units = []Mutant{
 	{
 		Name:  "not_set_aside",
 		What:  "a worker retries a message that failed alone, with pauses, before it parks the message",
-		Edits: []Edit{{File: "projector/internal/apply/verdict.go", Old: "class == provider.ClassAmbiguous, f.aside:", New: "class == provider.ClassAmbiguous, f.aside, f.size == 1:"}},
+		Edits: []Edit{{File: "projector/internal/apply/apply.go", Old: "\t\tif v == end {\n", New: "\t\tif v == setAside && len(u.Messages) == 1 && run.tries < 4 {\n\t\t\tv = again\n\t\t}\n\t\tif v == end {\n"}},
 		Tests: []Test{{"./projector", "TestFailedMessageIsParkedAtOnceAndHoldsItsKey/until_it_is_applied"}},
 	},
 	{
