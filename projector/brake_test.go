@@ -126,6 +126,32 @@ func TestABrakeIsOfOneCause(t *testing.T) {
 	})
 }
 
+// A reader of the log waits too, also if each event is a page of its own.
+// Promise: G6.6
+func TestAReaderOfTheLogWaits(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, began := newDB(t), time.Now()
+		var at []time.Duration
+		p := define(projector.Options{}, func(context.Context, txn, eventstore.Event[posted]) error {
+			at = append(at, time.Since(began).Round(time.Millisecond))
+			return coded("x")
+		})
+		cfg := projector.RunnerConfig{Retry: claim.Backoff{Base: time.Hour}}
+		stop := start(t, newRunner(t, db, projector.FromLog(db), cfg, p))
+		for n := range 5 {
+			draft := eventstore.Draft{ID: uuid.NewString(), Type: "posted", Schema: 1, Data: []byte(`{"Stars":1}`)}
+			_, err := db.Append(t.Context(), fmt.Sprint("review-", n), eventstore.Any, []eventstore.Draft{draft})
+			require.NoError(t, err)
+			time.Sleep(10 * time.Millisecond)
+		}
+		time.Sleep(time.Second)
+		require.NoError(t, stop())
+		ms := time.Millisecond
+		require.Equal(t, []time.Duration{0, 10 * ms, 20 * ms, 130 * ms, 330 * ms}, at)
+	})
+}
+
 // A worker that waits goes on as soon as another one of its projector applies a message.
 // Promise: G6.6
 func TestAWaitEndsWhenAnotherWorkerAppliesAMessage(t *testing.T) {

@@ -190,6 +190,7 @@ func (r *Reader) ask(ctx context.Context, msgs []*model.Message) error {
 
 // apply applies messages that ask has asked about.
 func (r *Reader) apply(ctx, hard context.Context, msgs []*model.Message, o apply.Owner) error {
+	r.Applier.BackOff(ctx) // the messages before these may have been a page of their own
 	ask := func(ctx context.Context) error { return r.ask(ctx, msgs) }
 	return r.Turn.For(ctx, hard, msgs, ask, func(ctx, hard context.Context) error {
 		_, err := r.Applier.Apply(ctx, hard, msgs, o)
