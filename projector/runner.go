@@ -316,7 +316,7 @@ const (
 func (r *Runner) poll(ctx context.Context) {
 	loop := r.host.Loops.Add("runner")
 	for ctx.Err() == nil {
-		loop.Within(r.cfg.Clock(), max(r.cfg.Timeout+pollEvery, r.cfg.Timeout))
+		loop.Within(r.cfg.Clock(), unit.Sum(r.cfg.Timeout, pollEvery))
 		if _, err := r.all.DispatchDue(ctx); err != nil && ctx.Err() == nil {
 			r.host.Report(slog.LevelWarn, "parked messages not scanned", err)
 		}

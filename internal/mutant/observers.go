@@ -34,7 +34,7 @@ var observers = []Mutant{
 	{
 		Name:  "handler_limit",
 		What:  "a handler counts from its beginning as late, not from its deadline",
-		Edits: []Edit{{File: "projector/internal/unit/handle.go", Old: "a.Loop.Within(began, sum(sum(each, each), grace))", New: "a.Loop.Within(began, -each)"}},
+		Edits: []Edit{{File: "projector/internal/unit/handle.go", Old: "a.Loop.Within(began, Sum(Sum(each, each), grace))", New: "a.Loop.Within(began, -each)"}},
 		Tests: []Test{{".", "TestHealthyWhileHandlersRun"}},
 	},
 	{

@@ -38,7 +38,6 @@ var ErrLeft = errors.New("deliveries were left to the reader of another generati
 // Result is what Apply has done.
 type Result struct {
 	Progress bool             // the state of a parked message has changed
-	Aside    int              // messages set aside, without parked ones
 	Rest     []*model.Message // neither applied nor set aside, after an error
 }
 
@@ -86,7 +85,7 @@ func (a *Applier) Apply(ctx, hard context.Context, msgs []*model.Message, o Owne
 			return r, err
 		}
 		a.Finish(d)
-		r.add(d)
+		r.Progress = r.Progress || progressed(d)
 		a.grow(took, u.Messages[0] == run.culprit)
 		o.Waiting(ctx, hard, d.Behind)
 		run.tries, run.pause = 0, closingPause
@@ -215,16 +214,14 @@ func SetAside(m *model.Message, d *unit.Done, cause error, attempts int) {
 	}
 }
 
-// add adds what a committed unit did.
-func (r *Result) add(d *unit.Done) {
+// progressed reports whether a unit has changed the state of a parked message.
+func progressed(d *unit.Done) bool {
 	for i, m := range d.Unit.Messages {
-		switch {
-		case m.Parked != nil:
-			r.Progress = r.Progress || d.Fates[i] != unit.Changed
-		case d.Rows[i] != nil:
-			r.Aside++
+		if m.Parked != nil && d.Fates[i] != unit.Changed {
+			return true
 		}
 	}
+	return false
 }
 
 // Finish acks and reports the messages of a committed unit.

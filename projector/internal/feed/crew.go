@@ -144,7 +144,7 @@ func (c *crew) role(r *follow.Reader, g *generation.Row) follow.Role {
 	case !g.IsLive():
 		return &rebuild.Trail{Reader: r, Switcher: &rebuild.Switcher{Reader: r}, Reached: c.feeder.Reached}
 	case c.feeder.Projector.Rules.OnlyLog:
-		return follow.Live{Reader: r}
+		return follow.FromLog{Reader: r}
 	}
 	return &follow.Complete{Reader: r}
 }

@@ -70,7 +70,7 @@ func (c *Complete) catchUp(ctx, hard context.Context, g *generation.Row) (more b
 // projector goes on catching up.
 func (c *Complete) goLive(ctx, hard context.Context, g *generation.Row) error {
 	r := c.Reader
-	page, err := r.page(ctx, provider.LogQuery{
+	page, err := r.checkedPage(ctx, provider.LogQuery{
 		After: r.cursor.read, Filter: r.Projector.Rules.Filter, Limit: closeLimit, Unsettled: true, NoData: true,
 	})
 	if err != nil {
@@ -126,7 +126,7 @@ func (c *Complete) completePages(ctx, hard context.Context, g *generation.Row) (
 	if _, _, err := r.Progress.CaughtUp(ctx, g); err != nil { // goLive may have failed to record it
 		return false, err
 	}
-	page, err := r.page(ctx, provider.LogQuery{After: r.cursor.read, Filter: r.Projector.Rules.Filter, Limit: pageSize, Age: grace})
+	page, err := r.checkedPage(ctx, provider.LogQuery{After: r.cursor.read, Filter: r.Projector.Rules.Filter, Limit: pageSize, Age: grace})
 	if err != nil {
 		return false, err
 	}
@@ -162,7 +162,7 @@ func (c *Complete) completePages(ctx, hard context.Context, g *generation.Row) (
 func (c *Complete) completeUnsettled(ctx, hard context.Context, g *generation.Row, age time.Duration) (more bool, err error) {
 	r := c.Reader
 	c.asked = max(c.asked, r.cursor.read)
-	page, err := r.page(ctx, provider.LogQuery{
+	page, err := r.checkedPage(ctx, provider.LogQuery{
 		After: c.asked, Filter: r.Projector.Rules.Filter, Limit: pageSize, Age: age, Unsettled: true,
 	})
 	if err != nil {

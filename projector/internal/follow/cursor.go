@@ -148,8 +148,8 @@ func (r *Reader) check(ctx context.Context, page *provider.LogPage) error {
 // verify is verifyLog for the checkpoint of the reader.
 func (r *Reader) verify(ctx context.Context) error { return r.verifyLog(ctx, r.Build, r.at) }
 
-// page returns a page that was checked.
-func (r *Reader) page(ctx context.Context, q provider.LogQuery) (provider.LogPage, error) {
+// checkedPage reads a page, and checks it.
+func (r *Reader) checkedPage(ctx context.Context, q provider.LogQuery) (provider.LogPage, error) {
 	page, err := r.Host.Page(ctx, q)
 	if err == nil {
 		err = r.check(ctx, &page)

@@ -2,6 +2,7 @@ package follow
 
 import (
 	"context"
+	"math"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -67,7 +68,7 @@ func (p *Progress) Record(ctx context.Context, r *Reader, g *generation.Row) err
 	if r.Segment == 0 {
 		total := g.Total
 		if p.applied >= total && g.How != 0 && !g.Done {
-			left, err := Count(ctx, p.host.Log, p.projector.Rules.Filter.Types, r.at.Place.Position, all)
+			left, err := Count(ctx, p.host.Log, p.projector.Rules.Filter.Types, r.at.Place.Position, math.MaxInt64)
 			if err != nil {
 				return err
 			}

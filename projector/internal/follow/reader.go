@@ -183,7 +183,7 @@ func (r *Reader) rest(ctx context.Context, g *generation.Row, events int, took t
 	}
 }
 
-// ask asks which messages another generation has applied.
+// ask sets Replayed, Skipped and Contested of messages. It is called for each page, also of a live generation.
 func (r *Reader) ask(ctx context.Context, msgs []*model.Message) error {
 	return r.Turn.Asker.Ask(ctx, r.Current.Load(), r.restore.skips, msgs)
 }
@@ -325,7 +325,7 @@ func (r *Reader) replay(ctx, hard context.Context, g *generation.Row, lanes []pr
 
 // Complete applies events with markers, in their order. It returns the number of those that were set aside.
 func (r *Reader) Complete(ctx, hard context.Context, g *generation.Row, events []eventstore.Raw) (aside int, err error) {
-	all := r.Projector.Taken(events, r.Host.LogID.Load().String())
+	all := r.taken(events)
 	if err := r.ask(ctx, all); err != nil {
 		return 0, err
 	}
@@ -339,9 +339,14 @@ func (r *Reader) Complete(ctx, hard context.Context, g *generation.Row, events [
 	return o.aside, nil
 }
 
+// taken returns the messages of the events that the projector takes.
+func (r *Reader) taken(events []eventstore.Raw) []*model.Message {
+	return r.Projector.Taken(events, r.Host.LogID.Load().String())
+}
+
 // Accept returns the messages of events, after asking which of them another generation has applied.
 func (r *Reader) Accept(ctx context.Context, events []eventstore.Raw) ([]*model.Message, error) {
-	msgs := r.Projector.Taken(events, r.Host.LogID.Load().String())
+	msgs := r.taken(events)
 	return msgs, r.ask(ctx, msgs)
 }
 

@@ -218,7 +218,7 @@ func (r *Reader) dropAhead(ctx context.Context, s provider.Restorer) error {
 	}
 	lost := map[provider.Lane]bool{}
 	err := r.eachLost(ctx, s, func(events []eventstore.Raw) error {
-		for _, m := range r.Projector.Taken(events, r.Host.LogID.Load().String()) {
+		for _, m := range r.taken(events) {
 			lost[m.Lane] = true
 		}
 		return nil

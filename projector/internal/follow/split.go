@@ -2,7 +2,6 @@ package follow
 
 import (
 	"context"
-	"math"
 	"slices"
 	"time"
 
@@ -182,7 +181,7 @@ func (r *Reader) followSegments(ctx context.Context, g *generation.Row) (more bo
 // lookForEnd looks whether few events are left of a rebuild. Then one reader applies the rest, and makes
 // the generation live. A read model that is rebuilt in place has only to reach the end of the log.
 func (r *Reader) lookForEnd(ctx context.Context, g *generation.Row, c *provider.Checkpoint) error {
-	page, err := r.page(ctx, provider.LogQuery{After: r.at.Place.Position, Filter: r.Projector.Rules.Filter, Limit: pageSize, NoData: true})
+	page, err := r.checkedPage(ctx, provider.LogQuery{After: r.at.Place.Position, Filter: r.Projector.Rules.Filter, Limit: pageSize, NoData: true})
 	if err != nil {
 		return err
 	}
@@ -252,6 +251,3 @@ func Unsettled(ctx context.Context, log provider.Log, types []string, after int6
 		q.After = last
 	}
 }
-
-// all is the end of a range of all events.
-const all = math.MaxInt64

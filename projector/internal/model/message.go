@@ -99,7 +99,7 @@ type Message struct {
 	*Received
 	Handlers   []provider.Handler // that apply it, in order
 	Lane       provider.Lane
-	Mark       bool
+	Mark       bool             // its markers are looked up, and written unless the unit moves the checkpoint
 	Position   int64            // in the log that the runner reads; 0: it is not there
 	Parked     *provider.Parked // nil for a delivery
 	Duplicates []*Received      // other deliveries of the same message in the same unit

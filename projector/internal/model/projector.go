@@ -43,7 +43,7 @@ type Rules struct {
 	Categories  []string             // whose events of unregistered types are read too
 	Filter      eventstore.LogFilter // of the log; empty with Categories: see Taken
 	Decodes     bool                 // the runner has a decoder for messages of other software
-	OnlyLog     bool                 // the runner reads only the log, so the projector never goes live
+	OnlyLog     bool                 // the runner reads only the log: the checkpoint stays in ModeCatchUp
 }
 
 // Take decodes the event of a message for a handler of OnBatch.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"math"
 	"slices"
 	"time"
 
@@ -160,7 +159,7 @@ func (p *Parked) Messages(ctx context.Context, rows []provider.Parked) ([]*model
 // take.
 func (p *Parked) try(ctx, hard context.Context, by Hands, g *generation.Row, m *model.Message) (progress bool) {
 	row, w := m.Parked, by.Applier.Worker
-	alone, again := row.Code == model.CodeCrashed, p.Host.Lease+min(p.Host.Timeout, math.MaxInt64-p.Host.Lease)
+	alone, again := row.Code == model.CodeCrashed, unit.Sum(p.Host.Timeout, p.Host.Lease)
 	if alone {
 		again = max(again, p.spacing(row.Attempts))
 		w.Crashes.Process.Lock() // before it is counted: waiting is no attempt

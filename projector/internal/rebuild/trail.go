@@ -32,7 +32,7 @@ func (t *Trail) Step(ctx, hard context.Context, g *generation.Row) (more bool, e
 	switch {
 	case err != nil || got.Moved && got.Page.More:
 		return err == nil, err
-	case t.Reader.BehindSegments():
+	case t.Reader.PassesEarlier():
 		return got.Moved, nil
 	}
 	g, recorded, err := t.Reader.Progress.CaughtUp(ctx, g)

@@ -36,7 +36,7 @@ func (a *attempt) flushBefore(ctx context.Context, call model.Call, i int, m *mo
 // collect adds the event of message i to the batch of its handler j.
 func (a *attempt) collect(ctx context.Context, i int, m *model.Message, j int, take model.Take) error {
 	each := a.Host.Timeout
-	if !a.timer.Reset(sum(each, each)) {
+	if !a.timer.Reset(Sum(each, each)) {
 		return errBegin
 	}
 	a.handler.Store(&m.Handlers[j]) // a decoder that does not return is the fault of the message

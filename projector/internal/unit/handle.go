@@ -145,7 +145,7 @@ func (a *attempt) decode(ctx context.Context, i int, m *model.Message, fresh []b
 		return Run, nil
 	}
 	each := a.Host.Timeout
-	if !a.timer.Reset(sum(each, each)) {
+	if !a.timer.Reset(Sum(each, each)) {
 		return Run, errBegin
 	}
 	a.at.Store(int64(i)) // a decoder that panics or does not return is the fault of the message
@@ -222,10 +222,10 @@ func (a *attempt) call(
 	ctx context.Context, call model.Call, h *provider.Handler, replayed bool, m *model.Message, events []any,
 ) (out []outbox.Message, took time.Duration, err error) {
 	each, began := a.Host.Timeout, a.Host.Clock()
-	if !a.timer.Reset(sum(each, each)) { // ends the unit if the handler ignores its context
+	if !a.timer.Reset(Sum(each, each)) { // ends the unit if the handler ignores its context
 		return nil, 0, errBegin
 	}
-	a.Loop.Within(began, sum(sum(each, each), grace))
+	a.Loop.Within(began, Sum(Sum(each, each), grace))
 	a.done.Ran = true
 	a.handler.Store(h)
 	a.over.Store(true)

@@ -153,7 +153,7 @@ func (a *attempt) transact(hard context.Context) (*Done, error) {
 		ctx = handlerContext{ctx, a.values}
 	}
 	a.timer = time.AfterFunc(a.limit(), cancel)
-	a.Loop.Within(a.Host.Clock(), sum(a.limit(), grace))
+	a.Loop.Within(a.Host.Clock(), Sum(a.limit(), grace))
 	ended, err := false, error(errGoexit)
 	done := make(chan struct{})
 	a.inBackground(func() {
@@ -290,8 +290,8 @@ func returns(ctx context.Context, done <-chan struct{}) bool {
 	}
 }
 
-// sum returns a + b, or the longest duration if that overflows.
-func sum(a, b time.Duration) time.Duration { return a + min(b, math.MaxInt64-a) }
+// Sum returns a + b, or the longest duration if that overflows.
+func Sum(a, b time.Duration) time.Duration { return a + min(b, math.MaxInt64-a) }
 
 var (
 	errBegin  = &provider.Error{Class: provider.ClassTransient, Code: "begin", Err: errors.New("the store did not reply in time")}

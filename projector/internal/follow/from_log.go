@@ -11,11 +11,12 @@ import (
 // readMin is a short pause: other projectors' events wake a reader too.
 const readMin = 5 * time.Millisecond
 
-// Live follows the log for the live generation of a projector whose only source is the log.
-type Live struct{ Reader *Reader }
+// FromLog follows the log for the live generation of a projector whose only source is the log. Its checkpoint stays in
+// ModeCatchUp.
+type FromLog struct{ Reader *Reader }
 
 // Step applies a page.
-func (l Live) Step(ctx, hard context.Context, g *generation.Row) (more bool, err error) {
+func (l FromLog) Step(ctx, hard context.Context, g *generation.Row) (more bool, err error) {
 	r := l.Reader
 	if r.cursor.atHead && r.Resting && l.mayRest(g) {
 		if head, err := r.Host.Head.Position(ctx, r.Host); err == nil && head == r.cursor.read {
@@ -37,7 +38,7 @@ func (l Live) Step(ctx, hard context.Context, g *generation.Row) (more bool, err
 }
 
 // mayRest reports whether a reader that has applied all events only waits for others.
-func (l Live) mayRest(g *generation.Row) bool {
+func (l FromLog) mayRest(g *generation.Row) bool {
 	return !g.IsReplaying() && !g.Shared && l.Reader.cursor.before == nil && !l.Reader.isRestored()
 }
 
@@ -61,5 +62,5 @@ func (s Segment) Step(ctx, hard context.Context, g *generation.Row) (more bool, 
 	return false, nil
 }
 
-// BehindSegments reports whether segments of an earlier split were ahead of the checkpoint, and it has not passed them.
-func (r *Reader) BehindSegments() bool { return r.cursor.before != nil }
+// PassesEarlier reports whether segments of an earlier split were ahead of the checkpoint, and it has not passed them.
+func (r *Reader) PassesEarlier() bool { return r.cursor.before != nil }
