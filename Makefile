@@ -100,7 +100,7 @@ screenshots: browser postgres ## make the pictures of the operators' page in doc
 size: ## count the lines of the library, by directory
 	@git ls-files '*.go' '*.sql' '*.lua' '*.html' '*.css' '*.js' | \
 	grep -vE '_test\.go$$|^(bench|docs|examples|tests)/|/(goldentest|projectortest|providertest|postgrestest)/' | \
-	grep -E '^[^/]*$$|^[^i]|^internal/(check|crash|errclass|eventtype|presence|pulse|sweep|taskrow)/' | xargs wc -l | \
+	grep -E '^[^/]*$$|^[^i]|^internal/(check|crash|errclass|eventtype|filters|pauses|presence|pulse|sweep|taskrow)/' | xargs wc -l | \
 	awk '$$2 == "total" { next } { n = split($$2, p, "/"); d = n == 1 ? "." : p[1] (n > 2 ? "/" p[2] : ""); lines[d] += $$1; all += $$1 } \
 	END { for (d in lines) printf "%6d %s\n", lines[d], d; printf "%6d in all\n", all }' | sort -k2
 
