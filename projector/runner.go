@@ -99,7 +99,7 @@ func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ..
 // share makes what the parts of the runner share. own is the log of its store, or nil.
 func (r *Runner) share(store model.Store, own provider.Log) {
 	h := &model.Host{
-		Config: r.cfg.model(), ID: uuid.NewString(), Store: store, Follow: model.NewSignal(), Scan: model.NewSignal(), Halt: r.halt,
+		Config: r.cfg.model(), ID: uuid.NewString(), Store: store, Follow: model.NewSignal(), Scan: model.NewSignal(), Halt: func(ctx context.Context) { r.halt(ctx, nil) },
 		Paused: func(projector string) bool { return r.presence.IsPaused(provider.PauseProjector, projector) },
 	}
 	h.Leases = lease.Keeper{Leases: store, Holder: h.ID, Length: h.Lease, Timeout: h.Timeout, Clock: h.Clock}
@@ -320,7 +320,7 @@ func (r *Runner) poll(ctx context.Context) {
 		if _, err := r.all.DispatchDue(ctx); err != nil && ctx.Err() == nil {
 			r.host.Report(slog.LevelWarn, "parked messages not scanned", err)
 		}
-		r.halt(ctx)
+		r.halt(ctx, ErrHalted)
 		select {
 		case <-ctx.Done():
 		case <-r.host.Scan:
@@ -352,9 +352,10 @@ func (r *Runner) reportRenamed(ctx context.Context) {
 	}
 }
 
-// halt ends the runner if a message of a projector with Halt is stuck. An operator may have skipped it already.
-func (r *Runner) halt(ctx context.Context) {
-	if err := r.halted(ctx); errors.Is(err, ErrHalted) {
+// halt ends the runner if a message of a projector with Halt is stuck. An operator may have skipped it already. If only is
+// not nil, other errors do not end it.
+func (r *Runner) halt(ctx context.Context, only error) {
+	if err := r.halted(ctx); err != nil && (only == nil || errors.Is(err, only)) {
 		r.host.End(err)
 	}
 }

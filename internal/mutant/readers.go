@@ -32,7 +32,7 @@ var readers = []Mutant{
 		Edits: []Edit{
 			{File: "projector/internal/follow/complete.go", Old: "\tif page.Full {\n", New: "\tif page = c.early; page.Full {\n"},
 			{File: "projector/internal/follow/complete.go", Old: "\treturn true, r.setMode(ctx, provider.ModeClosing)", New: "\tif c.early, err = r.Host.Page(ctx, provider.LogQuery{\n\t\tAfter: r.cursor.read, Filter: r.Projector.Rules.Filter, Limit: closeLimit, Unsettled: true, NoData: true,\n\t}); err != nil {\n\t\treturn false, err\n\t}\n\treturn true, r.setMode(ctx, provider.ModeClosing)"},
-			{File: "projector/internal/follow/complete.go", Old: "\tasked    int64     // unsettled events up to it were completed\n", New: "\tasked    int64     // unsettled events up to it were completed\n\tearly    provider.LogPage\n"},
+			{File: "projector/internal/follow/complete.go", Old: "\tasked  int64 // unsettled events up to it were completed\n", New: "\tasked  int64 // unsettled events up to it were completed\n\tearly  provider.LogPage\n"},
 		},
 		Tests: []Test{{"./projector", "TestGoingLiveLosesDoublesAndMisordersNothing"}},
 	},

@@ -46,7 +46,7 @@ func (f *Feeder) newCrew(g *generation.Row) *crew {
 	c.parked = &parked.Parked{Host: h, Projector: p, Sent: c.asker, Receiver: f.Receiver}
 	c.pool = &deliver.Pool{Host: h, Projector: p, Current: &c.current, Parked: c.parked, Missed: f.Missed}
 	for range h.Concurrency {
-		c.pool.Add(c.hands(cmp.Or(h.Batch, model.DeliveryBatch)))
+		c.pool.Add(c.hands(cmp.Or(h.Batch, model.DeliveryBatch), &c.group, c.asker))
 	}
 	if p.Logged {
 		c.post = c.newPost(0)
@@ -55,17 +55,21 @@ func (f *Feeder) newCrew(g *generation.Row) *crew {
 }
 
 // hands returns who applies messages, at most a number of them in a unit.
-func (c *crew) hands(batch int) parked.Hands {
+func (c *crew) hands(batch int, group *unit.Group, asker *sent.Asker) parked.Hands {
 	f := c.feeder
 	w := &unit.Worker{
-		Host: f.Host, Projector: f.Projector, Number: int(f.Host.Workers.Add(1)) - 1, Group: &c.group, Crashes: f.Crashes,
+		Host: f.Host, Projector: f.Projector, Number: int(f.Host.Workers.Add(1)) - 1, Group: group, Crashes: f.Crashes,
 	}
-	return parked.Hands{Applier: &apply.Applier{Worker: w, Brakes: f.Brakes, Batch: batch}, Turn: &sent.Turn{Asker: c.asker}}
+	return parked.Hands{Applier: &apply.Applier{Worker: w, Brakes: f.Brakes, Batch: batch}, Turn: &sent.Turn{Asker: asker}}
 }
 
-// newPost returns the post of the checkpoint, or of a segment.
+// newPost returns the post of the checkpoint, or of a segment. Failures of one segment say nothing about the others.
 func (c *crew) newPost(segment int) *follow.Post {
-	f, by := c.feeder, c.hands(cmp.Or(c.feeder.Host.Batch, model.LogBatch))
+	f, group, asker := c.feeder, &c.group, c.asker
+	if segment > 0 {
+		group, asker = &unit.Group{}, &sent.Asker{Host: f.Host, Projector: f.Projector}
+	}
+	by := c.hands(cmp.Or(f.Host.Batch, model.LogBatch), group, asker)
 	return &follow.Post{
 		Host: f.Host, Projector: f.Projector, Handlers: f.handlers, Current: &c.current, Applier: by.Applier, Turn: by.Turn,
 		Parked: c.parked, Missed: f.Missed, Resplit: c.resplit, Segment: segment, Token: claim.NewToken(), Pace: rebuild.Pace,
@@ -152,17 +156,25 @@ func (c *crew) role(r *follow.Reader, g *generation.Row) follow.Role {
 // serve reads until ctx ends, or an error. It returns ErrFenced if another reader has changed the checkpoint, and nil
 // if this program is to serve another generation now, or in another way.
 func (c *crew) serve(ctx, hard context.Context, p *follow.Post, g *generation.Row) error {
+	defer p.Applier.Worker.Loop.Rest()
+	ctx, cancel := context.WithCancel(ctx)
 	r, err := p.Attach(ctx, g)
-	if r != nil {
-		defer r.Detach(ctx)
-	}
+	defer func() {
+		cancel()
+		if r != nil {
+			r.Detach(ctx)
+		}
+	}()
 	if err == nil {
 		err = r.Restore(ctx, hard, g)
 	}
 	if err != nil {
 		return err
 	}
-	role := c.role(r, g)
+	role, assigned := c.role(r, g), c.assigned
+	if p.Segment > 0 {
+		assigned = nil // it is sent to the reader of the checkpoint
+	}
 	for tries, pause := 0, readMin; ctx.Err() == nil; {
 		var appended <-chan struct{}
 		if w, ok := c.feeder.Host.Log.(provider.LogWaker); ok && r.At().Mode == provider.ModeCatchUp {
@@ -200,7 +212,7 @@ func (c *crew) serve(ctx, hard context.Context, p *follow.Post, g *generation.Ro
 		case <-ctx.Done():
 		case <-appended:
 			pause, r.Resting = readMin, false
-		case <-c.assigned:
+		case <-assigned:
 		case <-time.After(pause):
 		}
 	}

@@ -306,7 +306,9 @@ func (f *Feeder) reportIdle(why string, live *generation.Row) {
 }
 
 // Worker returns a worker of units that belongs to none of the goroutines.
-func (f *Feeder) Worker() *unit.Worker { return f.main.hands(model.MaxBatch).Applier.Worker }
+func (f *Feeder) Worker() *unit.Worker {
+	return f.main.hands(model.MaxBatch, &f.main.group, f.main.asker).Applier.Worker
+}
 
 // Parked returns the messages of rows of the projector.
 func (f *Feeder) Parked(ctx context.Context, rows []provider.Parked) ([]*model.Message, error) {

@@ -17,10 +17,14 @@ const closeLimit = 100_000
 // Complete follows the log for the live generation of a projector over a broker: it catches up, goes live, and then
 // applies the events that were not delivered in time.
 type Complete struct {
-	Reader   *Reader
-	closings int       // attempts to go live that were broken off
-	closeAt  time.Time // when the next one may begin
-	asked    int64     // unsettled events up to it were completed
+	Reader *Reader
+	asked  int64 // unsettled events up to it were completed
+}
+
+// closings are the attempts of a post to go live that were broken off.
+type closings struct {
+	n    int
+	next time.Time // when the next one may begin
 }
 
 // Step does what the mode of the checkpoint says.
@@ -58,7 +62,7 @@ func (c *Complete) catchUp(ctx, hard context.Context, g *generation.Row) (more b
 			return false, err
 		}
 	}
-	if g.Shared || r.Host.Clock().Before(c.closeAt) {
+	if g.Shared || r.Host.Clock().Before(r.closings.next) {
 		return false, nil
 	}
 	return true, r.setMode(ctx, provider.ModeClosing)
@@ -104,7 +108,7 @@ func (c *Complete) goLive(ctx, hard context.Context, g *generation.Row) error {
 			return c.postpone(ctx)
 		}
 	}
-	c.closings = 0
+	r.closings = closings{}
 	if err := r.setMode(ctx, provider.ModeLive); err != nil {
 		return err
 	}
@@ -114,9 +118,10 @@ func (c *Complete) goLive(ctx, hard context.Context, g *generation.Row) error {
 
 // postpone goes on catching up. The next attempt to go live is after a pause that doubles.
 func (c *Complete) postpone(ctx context.Context) error {
-	c.closings++
-	c.closeAt = c.Reader.Host.Clock().Add(readMin << min(c.closings, 10))
-	return c.Reader.setMode(ctx, provider.ModeCatchUp)
+	r := c.Reader
+	r.closings.n++
+	r.closings.next = r.Host.Clock().Add(readMin << min(r.closings.n, 10))
+	return r.setMode(ctx, provider.ModeCatchUp)
 }
 
 // completePages applies the events behind the checkpoint that are older than the grace and are not

@@ -141,7 +141,7 @@ func (r *Reader) check(ctx context.Context, page *provider.LogPage) error {
 	if r.cursor.server = page.Server; first {
 		return nil
 	}
-	r.cursor.back(r.at.Place.Position)
+	r.cursor.next, r.cursor.read, r.cursor.atHead = nil, r.at.Place.Position, false
 	return ErrServer
 }
 

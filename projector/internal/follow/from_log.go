@@ -18,10 +18,8 @@ type FromLog struct{ Reader *Reader }
 // Step applies a page.
 func (l FromLog) Step(ctx, hard context.Context, g *generation.Row) (more bool, err error) {
 	r := l.Reader
-	if r.cursor.atHead && r.Resting && l.mayRest(g) {
-		if head, err := r.Host.Head.Position(ctx, r.Host); err == nil && head == r.cursor.read {
-			return false, nil
-		}
+	if r.rests(ctx, g) {
+		return false, nil
 	}
 	got, err := r.Page(ctx, hard, g)
 	switch {
@@ -37,9 +35,15 @@ func (l FromLog) Step(ctx, hard context.Context, g *generation.Row) (more bool, 
 	return false, nil
 }
 
-// mayRest reports whether a reader that has applied all events only waits for others.
-func (l FromLog) mayRest(g *generation.Row) bool {
-	return !g.IsReplaying() && !g.Shared && l.Reader.cursor.before == nil && !l.Reader.isRestored()
+// rests reports whether a reader that has applied all events only waits for others, and there are none. A segment first
+// moves its place to there.
+func (r *Reader) rests(ctx context.Context, g *generation.Row) bool {
+	if !r.cursor.atHead || !r.Resting || !g.IsLive() || g.IsReplaying() || g.Shared || r.cursor.before != nil || r.isRestored() ||
+		r.Segment > 0 && r.at.Place.Position != r.cursor.read {
+		return false
+	}
+	head, err := r.Host.Head.Position(ctx, r.Host)
+	return err == nil && head == r.cursor.read
 }
 
 // pause waits a little if the page had events of others only.
@@ -54,6 +58,9 @@ type Segment struct{ Reader *Reader }
 
 // Step applies a page.
 func (s Segment) Step(ctx, hard context.Context, g *generation.Row) (more bool, err error) {
+	if s.Reader.rests(ctx, g) {
+		return false, nil
+	}
 	got, err := s.Reader.Page(ctx, hard, g)
 	if err != nil || got.Moved && got.Page.More {
 		return err == nil, err

@@ -33,6 +33,7 @@ type Post struct {
 	Token     claim.Token
 	Pace      func(*Reader) Pace // of a reader of a generation that is not live
 	older     time.Time          // since when this program is older than the recorded one and could read
+	closings  closings
 }
 
 // Lease returns the name of the lease of a post.
@@ -191,6 +192,7 @@ func (r *Reader) checkServing(ctx context.Context, g *generation.Row) error {
 // of having crashed this one. The lease must still be held.
 func (r *Reader) Detach(ctx context.Context) {
 	r.cursor.wait()
+	r.Progress.flush(ctx, r.Build)
 	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	if r.at.Token != r.Token {

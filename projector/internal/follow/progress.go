@@ -92,6 +92,13 @@ func (p *Progress) Record(ctx context.Context, r *Reader, g *generation.Row) err
 	return err
 }
 
+// flush stores new schema versions at the end of a tenure.
+func (p *Progress) flush(ctx context.Context, of provider.Build) {
+	if g := p.current.Load(); g.Build == of && len(p.unseen) > 0 {
+		_, _, _ = p.Change(context.WithoutCancel(ctx), g, p.addSeen)
+	}
+}
+
 func (p *Progress) addSeen(g *generation.Row) {
 	for _, v := range p.unseen {
 		g.AddSeen(v.eventType, v.schema)

@@ -140,15 +140,19 @@ func (r *Reader) Page(ctx, hard context.Context, g *generation.Row) (Got, error)
 	began, wasRestored := r.Host.Clock(), r.isRestored()
 	r.Progress.Saw(g, page.Events)
 	msgs = slices.DeleteFunc(msgs, func(m *model.Message) bool { return m.Position > page.End.Position })
-	if err := r.ask(ctx, msgs); err != nil {
+	if err := r.ask(ctx, g, msgs); err != nil {
 		return Got{}, err
 	}
+	from := r.at.Place.Position
 	if len(msgs) > 0 {
-		err = r.apply(ctx, hard, msgs, &moving{r, g, page.End, msgs[len(msgs)-1]})
+		err = r.apply(ctx, hard, g, msgs, &moving{r, g, page.End, msgs[len(msgs)-1]})
 	} else if r.isToAdvance(page.End) {
 		err = r.advance(hard, page.End)
 	}
-	if err != nil {
+	switch {
+	case err != nil && r.at.Place.Position > from: // a part of the page is applied, and must not be read again
+		return Got{}, cmp.Or(ctx.Err(), provider.ErrFenced)
+	case err != nil:
 		return Got{}, err
 	}
 	got := Got{page, page.End.Position > r.cursor.read}
@@ -184,14 +188,14 @@ func (r *Reader) rest(ctx context.Context, g *generation.Row, events int, took t
 }
 
 // ask sets Replayed, Skipped and Contested of messages. It is called for each page, also of a live generation.
-func (r *Reader) ask(ctx context.Context, msgs []*model.Message) error {
-	return r.Turn.Asker.Ask(ctx, r.Current.Load(), r.restore.skips, msgs)
+func (r *Reader) ask(ctx context.Context, g *generation.Row, msgs []*model.Message) error {
+	return r.Turn.Asker.Ask(ctx, g, r.restore.skips, msgs)
 }
 
 // apply applies messages that ask has asked about.
-func (r *Reader) apply(ctx, hard context.Context, msgs []*model.Message, o apply.Owner) error {
+func (r *Reader) apply(ctx, hard context.Context, g *generation.Row, msgs []*model.Message, o apply.Owner) error {
 	r.Applier.BackOff(ctx) // the messages before these may have been a page of their own
-	ask := func(ctx context.Context) error { return r.ask(ctx, msgs) }
+	ask := func(ctx context.Context) error { return r.ask(ctx, g, msgs) }
 	return r.Turn.For(ctx, hard, msgs, ask, func(ctx, hard context.Context) error {
 		_, err := r.Applier.Apply(ctx, hard, msgs, o)
 		return err
@@ -287,14 +291,17 @@ func (o *moving) Waiting(ctx, hard context.Context, lanes []provider.Lane) {
 type completing struct {
 	r     *Reader
 	g     *generation.Row
-	aside int // events that were set aside
+	aside int // events that failed since one was applied
 }
 
 func (o *completing) Unit(msgs []*model.Message) *unit.Unit { return o.r.unit(o.g, msgs) }
 
 func (o *completing) Committed(_ context.Context, d *unit.Done) error {
-	for _, row := range d.Rows {
-		if row != nil {
+	if d.Ran {
+		o.aside = 0
+	}
+	for i, row := range d.Rows {
+		if row != nil && d.Unit.Messages[i].Aside != nil { // the others wait behind it
 			o.aside++
 		}
 	}
@@ -323,15 +330,16 @@ func (r *Reader) replay(ctx, hard context.Context, g *generation.Row, lanes []pr
 	r.Parked.CatchUp(ctx, hard, parked.Hands{Applier: r.Applier, Turn: r.Turn}, g, lanes)
 }
 
-// Complete applies events with markers, in their order. It returns the number of those that were set aside.
+// Complete applies events with markers, in their order. It returns the number of those that have
+// failed since one was applied.
 func (r *Reader) Complete(ctx, hard context.Context, g *generation.Row, events []eventstore.Raw) (aside int, err error) {
 	all := r.taken(events)
-	if err := r.ask(ctx, all); err != nil {
+	if err := r.ask(ctx, g, all); err != nil {
 		return 0, err
 	}
 	o := &completing{r: r, g: g}
 	for msgs := range slices.Chunk(all, r.Applier.Batch) {
-		if err := cmp.Or(r.apply(ctx, hard, msgs, o), ctx.Err()); err != nil {
+		if err := cmp.Or(r.apply(ctx, hard, g, msgs, o), ctx.Err()); err != nil {
 			return o.aside, err
 		}
 		r.Progress.applied += int64(len(msgs))
@@ -345,9 +353,9 @@ func (r *Reader) taken(events []eventstore.Raw) []*model.Message {
 }
 
 // Accept returns the messages of events, after asking which of them another generation has applied.
-func (r *Reader) Accept(ctx context.Context, events []eventstore.Raw) ([]*model.Message, error) {
+func (r *Reader) Accept(ctx context.Context, g *generation.Row, events []eventstore.Raw) ([]*model.Message, error) {
 	msgs := r.taken(events)
-	return msgs, r.ask(ctx, msgs)
+	return msgs, r.ask(ctx, g, msgs)
 }
 
 // Unapplied returns the events that are not applied.

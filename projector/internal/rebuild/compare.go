@@ -38,7 +38,7 @@ func (s *Switcher) Compare(ctx context.Context, g *generation.Row, with provider
 
 // canRetry reports whether a comparison may succeed if it is tried again.
 func canRetry(err error) bool {
-	if errors.Is(err, provider.ErrFenced) {
+	if errors.Is(err, provider.ErrFenced) || errors.Is(err, provider.ErrEnded) {
 		return false
 	}
 	return errors.Is(err, errMany) || errors.Is(err, unit.ErrParks) || provider.CodeOf(err) == provider.CodeBusy || provider.ClassOf(err) == provider.ClassTransient

@@ -29,7 +29,7 @@ func Sample(ctx context.Context, r *follow.Reader, g *generation.Row, after int6
 	}
 	u.Intent.Once, u.Intent.Messages, u.Intent.Reader = true, nil, &provider.Reader{}
 	u.Intent.Switch = &provider.Switch{Snapshot: true, Last: func(ctx context.Context, _ provider.Live) ([]provider.Message, error) {
-		u.Messages, err = r.Accept(ctx, page.Events)
+		u.Messages, err = r.Accept(ctx, g, page.Events)
 		return model.UnitOf(u.Messages), err
 	}}
 	began := r.Host.Clock()

@@ -110,7 +110,7 @@ func (s *Switcher) transact(hard context.Context, g *generation.Row, change *pro
 				return nil, err
 			}
 		}
-		return s.lastStep(ctx, u, l, most)
+		return s.lastStep(ctx, g, u, l, most)
 	}
 	return r.Applier.Worker.Transact(hard, u)
 }
@@ -118,12 +118,12 @@ func (s *Switcher) transact(hard context.Context, g *generation.Row, change *pro
 // lastStep returns the messages of a unit with Switch: the events that the live generation has applied and this one
 // has not, at most the given number. Those that would be parked are left out: the reader parks them
 // later, because they are above the checkpoint.
-func (s *Switcher) lastStep(ctx context.Context, u *unit.Unit, l provider.Live, most int) ([]provider.Message, error) {
+func (s *Switcher) lastStep(ctx context.Context, g *generation.Row, u *unit.Unit, l provider.Live, most int) ([]provider.Message, error) {
 	behind, err := s.behind(ctx, l, false)
 	if err != nil {
 		return nil, err
 	}
-	if u.Messages, err = s.Reader.Accept(ctx, behind); err != nil {
+	if u.Messages, err = s.Reader.Accept(ctx, g, behind); err != nil {
 		return nil, err
 	}
 	u.Messages = slices.DeleteFunc(u.Messages, func(m *model.Message) bool { return s.waiting[m.Lane] })

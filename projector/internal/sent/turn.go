@@ -48,17 +48,17 @@ const (
 func (t *Turn) Take(ctx, hard context.Context, fn func(ctx, hard context.Context) error) error {
 	leases, name := &t.Asker.Host.Leases, "output/"+t.Asker.Projector.Name
 	for tries := 0; ; tries++ {
-		had, err := leases.While(ctx, name, claim.NewToken(), func(ctx context.Context) error {
+		had, err := leases.While(ctx, name, claim.NewToken(), func(held context.Context) error {
 			hard, stop := context.WithCancel(hard)
 			defer stop()
-			defer context.AfterFunc(ctx, func() {
-				if errors.Is(context.Cause(ctx), lease.ErrLost) {
+			defer context.AfterFunc(held, func() {
+				if errors.Is(context.Cause(held), lease.ErrLost) && ctx.Err() == nil { // this lease, and not that of the reader
 					stop()
 				}
 			})()
 			t.has = true
 			defer func() { t.has = false }()
-			return fn(ctx, hard)
+			return fn(held, hard)
 		})
 		if had || err != nil {
 			return err
