@@ -171,10 +171,7 @@ func (c *crew) serve(ctx, hard context.Context, p *follow.Post, g *generation.Ro
 	if err != nil {
 		return err
 	}
-	role, assigned := c.role(r, g), c.assigned
-	if p.Segment > 0 {
-		assigned = nil // it is sent to the reader of the checkpoint
-	}
+	role, assigned := c.role(r, g), c.signal(p)
 	for tries, pause := 0, readMin; ctx.Err() == nil; {
 		var appended <-chan struct{}
 		if w, ok := c.feeder.Host.Log.(provider.LogWaker); ok && r.At().Mode == provider.ModeCatchUp {
@@ -217,6 +214,14 @@ func (c *crew) serve(ctx, hard context.Context, p *follow.Post, g *generation.Ro
 		}
 	}
 	return nil
+}
+
+// signal returns what wakes the reader of the checkpoint when the crew feeds another generation. No segment takes it.
+func (c *crew) signal(p *follow.Post) model.Signal {
+	if p.Segment > 0 {
+		return nil
+	}
+	return c.assigned
 }
 
 // pause returns the pause after a step that has found nothing to do.
