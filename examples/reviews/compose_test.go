@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/alecthomas/kong"
+	"github.com/kinora-go/kinora/cmd/kinora/commands"
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
 )
@@ -36,7 +37,7 @@ func TestComposeFile(t *testing.T) {
 				t.Setenv("REVIEWS_DB", s.Environment["REVIEWS_DB"])
 				t.Setenv("REVIEWS_BROKER_URL", s.Environment["REVIEWS_BROKER_URL"])
 				var line commandLine
-				parser, err := kong.New(&line, kong.Vars{"user": "ann"})
+				parser, err := kong.New(&line, commands.Vars())
 				require.NoError(t, err)
 				_, err = parser.Parse(strings.Fields(args))
 				require.NoError(t, err, name)

@@ -52,6 +52,6 @@ func main() {
 	var line commandLine
 	k := kong.Parse(&line, kong.Name("reviews"), kong.UsageOnError(),
 		kong.Description("Product reviews on Kinora: an example of exact read models."),
-		kong.Vars{"user": userName()}, kong.Bind(&commands.App{Name: "reviews ops", Open: openOps}), kong.BindTo(ctx, (*context.Context)(nil)))
+		commands.Vars(), kong.Bind(&commands.App{Name: "reviews ops", Open: openOps}), kong.BindTo(ctx, (*context.Context)(nil)))
 	k.FatalIfErrorf(k.Run())
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os/user"
 	"time"
 
 	"github.com/kinora-go/kinora/projector"
@@ -40,14 +39,6 @@ func (f decisionFlags) decision() projector.Decision {
 }
 
 var errNoReason = errors.New("--reason is missing: give a reason, which is stored with the decision")
-
-// userName returns the name of the system's current user, or "" if it is unknown.
-func userName() string {
-	if u, err := user.Current(); err == nil {
-		return u.Username
-	}
-	return ""
-}
 
 // parkedCmd lists parked messages.
 type parkedCmd struct {

@@ -185,7 +185,7 @@ func TestOperatorsCommandsAsDocumented(t *testing.T) {
 			for _, m := range word.FindAllStringSubmatch(args, -1) {
 				words = append(words, m[1]+m[2])
 			}
-			k, err := kong.New(&commandLine{}, kong.Vars{"user": "ann"}, kong.Bind(&commands.App{}))
+			k, err := kong.New(&commandLine{}, commands.Vars(), kong.Bind(&commands.App{}))
 			require.NoError(t, err)
 			_, err = k.Parse(words)
 			require.NoError(t, err, line[0])
