@@ -28,7 +28,7 @@ func TestNothingOfTheLibraryImportsTheKit(t *testing.T) {
 			if root, _, _ := strings.Cut(path, "/"); strings.Contains(root, ".") {
 				require.Contains(t, []string{
 					"github.com/ThreeDotsLabs/watermill/message", "github.com/kinora-go/kinora/claim", "github.com/kinora-go/kinora/eventstore",
-					"github.com/kinora-go/kinora/outbox", "github.com/kinora-go/kinora/projector", "github.com/kinora-go/kinora/provider",
+					"github.com/kinora-go/kinora/internal/pauses", "github.com/kinora-go/kinora/outbox", "github.com/kinora-go/kinora/projector", "github.com/kinora-go/kinora/provider",
 				}, path)
 			}
 		}
