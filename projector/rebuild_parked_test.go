@@ -3,11 +3,14 @@ package projector_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
@@ -69,6 +72,67 @@ func TestVerifyComparesAtTheLivePosition(t *testing.T) {
 		require.NoError(t, err)
 		require.Empty(t, result.Differences)
 		require.Equal(t, int64(100), result.Events)
+	})
+}
+
+// lostTurn is a store that extends no lease for contested messages until one was lost.
+type lostTurn struct {
+	unit
+	first claim.Token
+	lost  atomic.Bool
+}
+
+func (l *lostTurn) AcquireLease(ctx context.Context, name string, t claim.Terms) (bool, error) {
+	if strings.HasPrefix(name, "output/") && !l.lost.Load() {
+		if l.first == t.Token {
+			l.lost.Store(true)
+			return false, nil
+		}
+		l.first = t.Token
+	}
+	return l.unit.AcquireLease(ctx, name, t)
+}
+
+// A reader that loses its turn within a page goes on behind what it has applied.
+// Promise: R8.1
+func TestATurnThatIsLostWithinAPage(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := newDB(t)
+		const n = 8
+		for i := range n {
+			write(t, db, fmt.Sprint("k-", i), i)
+		}
+		var rebuilt atomic.Bool
+		var calls atomic.Int64 // of the handler for event 4, in the rebuild
+		store := &lostTurn{unit: db}
+		p := projector.Define("p", types, projector.Options{Tables: []string{"notes"}},
+			projector.OnCreate(func(context.Context, txn) error { return nil }),
+			projector.On("a", func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
+				switch {
+				case !rebuilt.Load() && e.Data.Stars == n-1: // so that it is contested later
+					return errNever
+				case !rebuilt.Load() || e.Data.Stars != 4:
+				case calls.Add(1) < 4: // so that the units become small
+					return &projector.Error{Class: projector.ClassTransient, Err: errNo}
+				case !store.lost.Load():
+					<-ctx.Done()
+					return ctx.Err()
+				}
+				return note(projector.Table(ctx, "notes"))(ctx, tx, e)
+			}))
+		r := newRunner(t, store, projector.FromLog(db), projector.RunnerConfig{Batch: n}, p)
+		stop := start(t, r)
+		time.Sleep(time.Second)
+		require.Len(t, parked(t, db), 1)
+		rebuilt.Store(true)
+		require.NoError(t, rebuild(t, r, request(projector.InPlace)))
+		time.Sleep(time.Minute)
+		require.True(t, store.lost.Load())
+		for i := range n {
+			require.Equal(t, []int{i}, noted(db, "notes", fmt.Sprint("k-", i)))
+		}
+		require.NoError(t, stop())
 	})
 }
 

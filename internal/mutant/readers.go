@@ -98,4 +98,16 @@ var readers = []Mutant{
 		Edits: []Edit{{File: "provider/read_log.go", Old: `return checkTime("from.time", from.Time)`, New: "return nil"}},
 		Tests: []Test{{"./providers/postgres", "TestConformance/Log/queries_that_no_store_can_answer"}},
 	},
+	{
+		Name:  "page_again",
+		What:  "a reader that has applied a part of a page, and then failed, reads the page again",
+		Edits: []Edit{{File: "projector/internal/follow/reader.go", Old: "case err != nil && r.at.Place.Position > from:", New: "case err != nil && from < 0:"}},
+		Tests: []Test{{"./projector", "TestATurnThatIsLostWithinAPage"}},
+	},
+	{
+		Name:  "brake_within_pages",
+		What:  "a reader waits only between the failing events of one page",
+		Edits: []Edit{{File: "projector/internal/follow/reader.go", Old: "\tr.Applier.BackOff(ctx) // the messages", New: "\t_ = 0 // the messages"}},
+		Tests: []Test{{"./projector", "TestAReaderOfTheLogWaits"}},
+	},
 }

@@ -277,4 +277,16 @@ var workers = []Mutant{
 		Edits: []Edit{{File: "task/worker.go", Old: "e.claim(ctx, e.cfg.Concurrency, false)", New: "e.claim(ctx, 1, false)"}},
 		Tests: []Test{{"./task", "TestRunOnceRunsABatch"}},
 	},
+	{
+		Name:  "paused_limit_ends",
+		What:  "a timer that fires while its limit is paused ends the handler",
+		Edits: []Edit{{File: "task/limit.go", Old: "if l.ended || l.due.IsZero() || now().Before(l.due) {", New: "if l.ended {"}},
+		Tests: []Test{{"./task", "TestALimitThatIsPausedEndsNothing"}},
+	},
+	{
+		Name:  "ended_compared_again",
+		What:  "a comparison of a generation that has ended is tried for ever",
+		Edits: []Edit{{File: "projector/internal/rebuild/compare.go", Old: " || errors.Is(err, provider.ErrEnded) {", New: " {"}},
+		Tests: []Test{{"./projector/internal/rebuild", "TestComparisonsThatAreTriedAgain/the_generation_has_ended"}},
+	},
 }
