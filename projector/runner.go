@@ -99,7 +99,7 @@ func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ..
 // share makes what the parts of the runner share. own is the log of its store, or nil.
 func (r *Runner) share(store model.Store, own provider.Log) {
 	h := &model.Host{
-		Config: r.cfg.model(), ID: uuid.NewString(), Store: store, Follow: model.NewSignal(), Scan: model.NewSignal(), Halt: func(ctx context.Context) { r.halt(ctx, nil) },
+		Config: r.cfg.model(), ID: uuid.NewString(), Store: store, Follow: model.NewSignal(), Scan: model.NewSignal(), Halt: r.halt,
 		Paused: func(projector string) bool { return r.presence.IsPaused(provider.PauseProjector, projector) },
 	}
 	h.Leases = lease.Keeper{Leases: store, Holder: h.ID, Length: h.Lease, Timeout: h.Timeout, Clock: h.Clock}
@@ -306,11 +306,8 @@ func (r *Runner) start(work, hard context.Context, subs []subscription, all *syn
 	}
 }
 
-// Intervals between scans of due parked messages.
-const (
-	pollEvery = time.Second          // the longest
-	scanPause = 5 * time.Millisecond // the shortest
-)
+// pollEvery is the longest interval between scans of due parked messages.
+const pollEvery = time.Second
 
 // poll dispatches due parked messages to their workers until ctx ends.
 func (r *Runner) poll(ctx context.Context) {
@@ -320,11 +317,13 @@ func (r *Runner) poll(ctx context.Context) {
 		if _, err := r.all.DispatchDue(ctx); err != nil && ctx.Err() == nil {
 			r.host.Report(slog.LevelWarn, "parked messages not scanned", err)
 		}
-		r.halt(ctx, ErrHalted)
+		if err := r.halted(ctx); errors.Is(err, ErrHalted) {
+			r.host.End(err)
+		}
 		select {
 		case <-ctx.Done():
 		case <-r.host.Scan:
-			model.Wait(ctx, scanPause) // more messages may become due at the same time
+			model.Wait(ctx, model.Soon) // more messages may become due at the same time
 		case <-time.After(pollEvery):
 		}
 	}
@@ -352,10 +351,9 @@ func (r *Runner) reportRenamed(ctx context.Context) {
 	}
 }
 
-// halt ends the runner if a message of a projector with Halt is stuck. An operator may have skipped it already. If only is
-// not nil, other errors do not end it.
-func (r *Runner) halt(ctx context.Context, only error) {
-	if err := r.halted(ctx); err != nil && (only == nil || errors.Is(err, only)) {
+// halt ends the runner, unless an operator has already skipped the message that is stuck.
+func (r *Runner) halt(ctx context.Context) {
+	if err := r.halted(ctx); err != nil {
 		r.host.End(err)
 	}
 }

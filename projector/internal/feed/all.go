@@ -27,12 +27,9 @@ type All struct {
 
 // Pauses between two looks at the generations: while a rebuild is going on, and otherwise.
 const (
-	followFast = 200 * time.Millisecond
+	followFast = model.LookAgain
 	followSlow = 2 * time.Second
 )
-
-// soon is a short pause, in which more may change.
-const soon = 5 * time.Millisecond
 
 // Choose chooses the generation of each projector, at the start. It waits for a store that does not
 // reply.
@@ -121,7 +118,7 @@ func (a *All) Follow(ctx, hard context.Context) {
 		select {
 		case <-ctx.Done():
 		case <-a.Host.Follow:
-			model.Wait(ctx, soon)
+			model.Wait(ctx, model.Soon)
 		case <-time.After(pause):
 		}
 	}

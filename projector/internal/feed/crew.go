@@ -90,7 +90,7 @@ func (c *crew) start(ctx, hard context.Context, all *sync.WaitGroup) {
 
 // Pauses of a reader that finds nothing to do. An append through the same provider ends them.
 const (
-	readMin = 5 * time.Millisecond
+	readMin = model.Soon
 	readMax = time.Second
 	// while deliveries are left to readers, and while a build is near the live generation
 	sharedMax = 20 * time.Millisecond

@@ -115,7 +115,7 @@ var ErrFinished = errors.New("nothing is due")
 
 // Finish dispatches due messages until nothing is due, and returns ErrFinished, or model.ErrNoDecoder.
 func (a *All) Finish(ctx context.Context) error {
-	for a.revive(ctx); ctx.Err() == nil; model.Wait(ctx, soon) {
+	for a.revive(ctx); ctx.Err() == nil; model.Wait(ctx, model.Soon) {
 		some, err := a.DispatchDue(ctx)
 		switch {
 		case err != nil:

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/projector/internal/generation"
+	"github.com/kinora-go/kinora/projector/internal/model"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -120,7 +121,7 @@ func (c *Complete) goLive(ctx, hard context.Context, g *generation.Row) error {
 func (c *Complete) postpone(ctx context.Context) error {
 	r := c.Reader
 	r.closings.n++
-	r.closings.next = r.Host.Clock().Add(readMin << min(r.closings.n, 10))
+	r.closings.next = r.Host.Clock().Add(model.Soon << min(r.closings.n, 10))
 	return r.setMode(ctx, provider.ModeCatchUp)
 }
 

@@ -2,14 +2,10 @@ package follow
 
 import (
 	"context"
-	"time"
 
 	"github.com/kinora-go/kinora/projector/internal/generation"
 	"github.com/kinora-go/kinora/projector/internal/model"
 )
-
-// readMin is a short pause: other projectors' events wake a reader too.
-const readMin = 5 * time.Millisecond
 
 // FromLog follows the log for the live generation of a projector whose only source is the log. Its checkpoint stays in
 // ModeCatchUp.
@@ -49,7 +45,7 @@ func (r *Reader) rests(ctx context.Context, g *generation.Row) bool {
 // pause waits a little if the page had events of others only.
 func (g Got) pause(ctx context.Context) {
 	if len(g.Page.Events) == 0 && g.Moved {
-		model.Wait(ctx, readMin)
+		model.Wait(ctx, model.Soon) // events of others wake this reader too
 	}
 }
 

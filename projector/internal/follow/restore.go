@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
@@ -145,9 +144,6 @@ func (r *Reader) endRestored(was bool) {
 	}
 }
 
-// followFast is a pause while the store is busy with what comes next.
-const followFast = 200 * time.Millisecond
-
 // showLive shows the tables of the live generation, because the store may have lost which these are. It
 // does so once for each reader, when the events that were lost are applied again.
 func (r *Reader) showLive(ctx, hard context.Context, g *generation.Row) error {
@@ -164,7 +160,7 @@ func (r *Reader) showLive(ctx, hard context.Context, g *generation.Row) error {
 		},
 	})
 	if provider.CodeOf(err) == provider.CodeBusy {
-		model.Wait(ctx, followFast)
+		model.Wait(ctx, model.LookAgain)
 		return nil
 	}
 	r.restore.unshown = err != nil

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/internal/pulse"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector/internal/generation"
@@ -110,11 +111,14 @@ func (s Signal) Send() {
 
 // Wait waits for d, or until ctx ends.
 func Wait(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
+	pauses.Wait(ctx, d, nil)
 }
+
+// Pauses of the parts of a runner.
+const (
+	Soon      = 5 * time.Millisecond   // more may come
+	LookAgain = 200 * time.Millisecond // something else goes on first
+)
 
 // Limited returns a context for one statement of the store.
 func (h *Host) Limited(ctx context.Context) (context.Context, context.CancelFunc) {

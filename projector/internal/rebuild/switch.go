@@ -26,9 +26,6 @@ type Switcher struct {
 // promoteMost is the most events that are applied while all units of the projector wait.
 const promoteMost = 200
 
-// lookAgain is a pause between two looks at what a switch waits for.
-const lookAgain = 200 * time.Millisecond
-
 var (
 	// errMany: the live generation has applied too many events that this one has not applied.
 	errMany = errors.New("too many events for the last step")
@@ -58,7 +55,7 @@ func (s *Switcher) promote(ctx, hard context.Context, g *generation.Row) error {
 		return nil
 	}
 	if waits, err := s.waitsForParked(ctx, g); waits || err != nil {
-		model.Wait(ctx, lookAgain)
+		model.Wait(ctx, model.LookAgain)
 		return err
 	}
 	change := SwitchTo(r.Projector, all, me)
@@ -78,7 +75,7 @@ func (s *Switcher) switched(ctx, hard context.Context, g *generation.Row, d *uni
 		return nil
 	case provider.CodeOf(err) == provider.CodeBusy:
 		h.Logger.Info("the switch waits for transactions that use the read model", "projector", g.Projector, "generation", g.Generation)
-		model.Wait(ctx, lookAgain)
+		model.Wait(ctx, model.LookAgain)
 		return nil
 	case err != nil && hard.Err() == nil && IsFinal(err):
 		if d != nil && d.Culprit(err) >= 0 {

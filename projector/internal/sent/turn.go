@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"time"
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/projector/internal/lease"
@@ -37,11 +36,8 @@ func (t *Turn) For(
 	})
 }
 
-// Pauses and tries of Take.
-const (
-	turnPause = 5 * time.Millisecond
-	turnTries = 50
-)
+// turnTries is how often Take asks for the lease, with pauses.
+const turnTries = 50
 
 // Take calls fn while it holds the lease for contested messages. The contexts of fn end if the lease is
 // lost. If others hold it for too long, it returns ErrTurn.
@@ -66,6 +62,6 @@ func (t *Turn) Take(ctx, hard context.Context, fn func(ctx, hard context.Context
 		if tries == turnTries {
 			return ErrTurn
 		}
-		model.Wait(ctx, turnPause)
+		model.Wait(ctx, model.Soon)
 	}
 }
