@@ -1,11 +1,14 @@
 package main
 
 import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"testing"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kfake"
 )
@@ -14,15 +17,22 @@ import (
 var remoteBrokers = map[string]func(t *testing.T) string{
 	redisKind: func(t *testing.T) string { return startRedis(t).url() },
 	natsKind: func(t *testing.T) string {
-		s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true})
+		address := fmt.Sprintf("127.0.0.1:%d", freePort(t))
+		cmd := exec.Command(distributedBin, "nats", "-listen", address, "-dir", t.TempDir())
+		stdin, err := cmd.StdinPipe() // its end is that of the server
 		require.NoError(t, err)
-		s.Start()
+		stdout, err := cmd.StdoutPipe()
+		require.NoError(t, err)
+		cmd.Stderr = os.Stderr
+		require.NoError(t, cmd.Start())
 		t.Cleanup(func() {
-			s.Shutdown()
-			s.WaitForShutdown()
+			require.NoError(t, stdin.Close())
+			require.NoError(t, cmd.Wait())
 		})
-		require.True(t, s.ReadyForConnections(patience))
-		return s.ClientURL()
+		ready, err := bufio.NewReader(stdout).ReadString('\n')
+		require.NoError(t, err)
+		require.Equal(t, "ready\n", ready)
+		return "nats://" + address
 	},
 	kafkaKind: func(t *testing.T) string {
 		c, err := kfake.NewCluster()

@@ -24,7 +24,7 @@ import (
 const patience = 10 * time.Minute
 
 // The paths of the programs. TestMain builds them once.
-var reviewsBin, generateBin string
+var reviewsBin, generateBin, distributedBin string
 
 func TestMain(m *testing.M) {
 	requestLimit = patience + time.Minute // of the services in this process
@@ -47,10 +47,12 @@ func TestMain(m *testing.M) {
 }
 
 func build(dir string) error {
-	reviewsBin, generateBin = filepath.Join(dir, "reviews"), filepath.Join(dir, "generate")
-	out, err := exec.Command("go", "build", "-o", dir+string(filepath.Separator), ".", "./generate").CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("build: %w\n%s", err, out)
+	reviewsBin, generateBin, distributedBin = filepath.Join(dir, "reviews"), filepath.Join(dir, "generate"), filepath.Join(dir, "distributed")
+	for module, programs := range map[string][]string{".": {".", "./generate"}, "../distributed": {"."}} {
+		args := append([]string{"build", "-C", module, "-o", dir + string(filepath.Separator)}, programs...)
+		if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("build: %w\n%s", err, out)
+		}
 	}
 	return nil
 }

@@ -30,18 +30,24 @@ func startRedis(t *testing.T) *redisServer {
 	if slices.Contains(strings.Split(os.Getenv("KINORA_SKIP"), ","), "redis") {
 		t.Skip("KINORA_SKIP=redis")
 	}
+	s := &redisServer{T: t, port: freePort(t)}
+	s.start()
+	t.Cleanup(s.kill)
+	return s
+}
+
+// freePort returns a port for a server.
+func freePort(t *testing.T) int {
+	t.Helper()
 	for range 100 {
 		port := 10000 + rand.IntN(20000) // below those of outgoing connections
 		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
 			require.NoError(t, l.Close())
-			s := &redisServer{T: t, port: port}
-			s.start()
-			t.Cleanup(s.kill)
-			return s
+			return port
 		}
 	}
 	require.Fail(t, "no port is free")
-	return nil
+	return 0
 }
 
 func (s *redisServer) url() string { return fmt.Sprintf("redis://127.0.0.1:%d/0", s.port) }

@@ -7,17 +7,18 @@ import (
 	"time"
 )
 
-// mostWork limits the work of a cell that has no luck: it is this many times what was planned.
+// mostWork limits the work of a cell that has no luck: it is this many times what was planned. A machine that does little
+// in the planned time has all of the suite's patience.
 const mostWork = 10
 
 // prove calls work until the cell has everything that it is there for: the faults in needs, a control that is wrong, and
-// arms that are wrong. work does the planned work, which takes r.span, and returns when everything is processed. After ten
-// times the planned work, or after a failure, prove returns, and judge fails the cell for what is missing.
+// arms that are wrong. work does the planned work, which takes r.span, and returns when everything is processed. When mostWork
+// and the patience are used up, or after a failure, prove returns, and judge fails the cell for what is missing.
 //
 // In runs of a minute or more, only the first call does all of the planned work. Each later one does a share.
 func (r *run) prove(work func()) {
 	share := 1.0
-	for r.work < mostWork {
+	for begin := time.Now(); r.work < mostWork || time.Since(begin) < r.suite.patience(); {
 		work()
 		r.work += share
 		missing := r.missing()

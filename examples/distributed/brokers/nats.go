@@ -36,8 +36,9 @@ const (
 	natsReport  = 30 * time.Second // between reports that a server has not answered yet
 )
 
-// Prepare creates streams. With three servers each stream is on all of them. It waits for servers
-// that do not answer yet, until ctx ends.
+// Prepare creates streams. With three servers each stream is on all of them. A stream that exists is
+// left as it is: whoever changed it keeps their replicas and limits. It waits for servers that do not
+// answer yet, until ctx ends.
 func (n natsBroker) Prepare(ctx context.Context, topics ...string) error {
 	conn, err := n.connect()
 	if err != nil {
@@ -59,9 +60,9 @@ func (n natsBroker) Prepare(ctx context.Context, topics ...string) error {
 			Duplicates: 2 * time.Minute,
 		}
 		_, err := answered(ctx, n.log, "create stream "+topic, func(ctx context.Context) (jetstream.Stream, error) {
-			return js.CreateOrUpdateStream(ctx, stream)
+			return js.CreateStream(ctx, stream)
 		})
-		if err != nil {
+		if err != nil && !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 			return err
 		}
 	}

@@ -141,6 +141,29 @@ func (o *observed) String() string {
 	return o.text.String()
 }
 
+// TestNATSLeavesAStreamAsItIs: a program that starts changes no stream that exists.
+func TestNATSLeavesAStreamAsItIs(t *testing.T) {
+	t.Parallel()
+	address, _ := startNATS(t)
+	conn, err := nats.Connect(address)
+	require.NoError(t, err)
+	defer conn.Close()
+	js, err := jetstream.New(conn)
+	require.NoError(t, err)
+	_, err = js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "kept", Subjects: []string{"kept.*"}, MaxAge: 42 * time.Hour})
+	require.NoError(t, err)
+	b, err := brokers.Open(brokers.Config{Address: address, Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	for range 2 {
+		require.NoError(t, b.Prepare(t.Context(), "kept", "made"))
+	}
+	for name, age := range map[string]time.Duration{"kept": 42 * time.Hour, "made": 7 * 24 * time.Hour} {
+		stream, err := js.Stream(t.Context(), name)
+		require.NoError(t, err)
+		require.Equal(t, age, stream.CachedInfo().Config.MaxAge, name)
+	}
+}
+
 // TestNATSKeepsAMessageInProgress: while a runner works on a message for longer than AckWait, no other
 // runner gets it, nor a later one of its partition. A runner that stops gives it to another one at once.
 func TestNATSKeepsAMessageInProgress(t *testing.T) {
