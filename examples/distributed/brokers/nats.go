@@ -60,9 +60,13 @@ func (n natsBroker) Prepare(ctx context.Context, topics ...string) error {
 			Duplicates: 2 * time.Minute,
 		}
 		_, err := answered(ctx, n.log, "create stream "+topic, func(ctx context.Context) (jetstream.Stream, error) {
+			// A cluster does not answer who creates a stream again: it is there if an earlier answer was lost.
+			if found, err := js.Stream(ctx, topic); !errors.Is(err, jetstream.ErrStreamNotFound) {
+				return found, err
+			}
 			return js.CreateStream(ctx, stream)
 		})
-		if err != nil && !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
+		if err != nil && !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // meanwhile, with other settings
 			return err
 		}
 	}

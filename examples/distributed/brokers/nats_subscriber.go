@@ -47,7 +47,7 @@ func (s *natsSubscriber) Subscribe(ctx context.Context, topic string) (<-chan *m
 	defer s.mu.Unlock()
 	out, open := make(chan *message.Message), sync.WaitGroup{}
 	for _, messages := range partitions {
-		context.AfterFunc(ctx, messages.Stop)
+		context.AfterFunc(ctx, messages.Drain)
 		open.Go(func() { s.read(ctx, messages, out) })
 	}
 	s.readers.Go(func() {
@@ -72,10 +72,11 @@ func (s *natsSubscriber) open(ctx context.Context, topic string, partition int) 
 
 // read passes the messages of a partition to out until ctx ends or the consumer is deleted.
 func (s *natsSubscriber) read(ctx context.Context, messages jetstream.MessagesContext, out chan<- *message.Message) {
+	defer leave(messages)
 	for {
 		m, err := messages.Next()
 		switch {
-		case ctx.Err() != nil || errors.Is(err, jetstream.ErrMsgIteratorClosed):
+		case errors.Is(err, jetstream.ErrMsgIteratorClosed):
 			return
 		case errors.Is(err, jetstream.ErrConsumerDeleted) || errors.Is(err, jetstream.ErrConsumerNotFound):
 			s.log.Error("the consumer is gone", err, nil)
@@ -86,14 +87,27 @@ func (s *natsSubscriber) read(ctx context.Context, messages jetstream.MessagesCo
 				return
 			}
 		default:
-			s.deliver(ctx, m, out)
+			s.deliver(ctx, messages, m, out)
 		}
+	}
+}
+
+// leave returns when the server knows that a subscription takes no more messages, or after natsTimeout. Until then it may
+// send those that are given back to this subscription again, and they would wait for the end of AckWait.
+func leave(messages jetstream.MessagesContext) {
+	messages.Drain()
+	for {
+		m, err := messages.Next(jetstream.NextMaxWait(natsTimeout))
+		if err != nil {
+			return
+		}
+		_ = m.Nak()
 	}
 }
 
 // deliver sends a message to the runner and waits for its ack. While it waits, it extends AckWait:
 // only the messages of a runner that is gone are given to another one.
-func (s *natsSubscriber) deliver(ctx context.Context, m jetstream.Msg, out chan<- *message.Message) {
+func (s *natsSubscriber) deliver(ctx context.Context, messages jetstream.MessagesContext, m jetstream.Msg, out chan<- *message.Message) {
 	msg, err := (&wmnats.NATSMarshaler{}).Unmarshal(&nats.Msg{Data: m.Data(), Header: m.Headers()})
 	if err != nil {
 		s.log.Error("a message is not Watermill's", err, watermill.LogFields{"subject": m.Subject()})
@@ -122,6 +136,7 @@ func (s *natsSubscriber) deliver(ctx context.Context, m jetstream.Msg, out chan<
 			case <-msg.Acked(): // a runner acks before it ends its subscription
 				s.ack(ctx, m)
 			default:
+				leave(messages)
 				_ = m.Nak() // another runner gets it at once
 			}
 			return
