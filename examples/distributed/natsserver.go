@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/url"
 	"os"
@@ -155,15 +156,18 @@ func (c *cluster) address() string {
 // remove removes the streams. The servers must have ended.
 func (c *cluster) remove() { _ = os.RemoveAll(c.dir) }
 
-// freeAddresses returns addresses that no server listens on.
+// freeAddresses returns addresses that no server listens on. Their ports are below those of outgoing connections, so none of
+// them takes a port while its server is ended.
 func freeAddresses(n int) (all []string, err error) {
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
+	for tries := 0; len(all) < n; tries++ {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10000+rand.IntN(22000)))
+		switch {
+		case err == nil:
+			defer func() { _ = l.Close() }()
+			all = append(all, l.Addr().String())
+		case tries > 100*n:
 			return nil, err
 		}
-		defer func() { _ = l.Close() }()
-		all = append(all, l.Addr().String())
 	}
 	return all, nil
 }

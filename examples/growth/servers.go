@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -36,12 +37,8 @@ func startServer(ctx context.Context, primary *server) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := freePort()
 	if err != nil {
-		return nil, err
-	}
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	if err := l.Close(); err != nil {
 		return nil, err
 	}
 	from := ""
@@ -64,6 +61,19 @@ func startServer(ctx context.Context, primary *server) (*server, error) {
 		return nil, errors.Join(fmt.Errorf("start PostgreSQL: %w", err), s.stop())
 	}
 	return s, nil
+}
+
+// freePort returns a port that no server listens on. It is below those of outgoing connections, so none of them takes it while
+// the server is down.
+func freePort() (port string, err error) {
+	for range 100 {
+		port = strconv.Itoa(10000 + rand.IntN(22000))
+		l, listening := net.Listen("tcp", "127.0.0.1:"+port)
+		if err = listening; err == nil {
+			return port, l.Close()
+		}
+	}
+	return "", err
 }
 
 // privateServer runs a server until standard input ends, and removes its data. A line of standard input crashes it: it ends

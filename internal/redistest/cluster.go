@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/kinora-go/kinora/internal/testserver"
 )
 
 const slots = 16384 // of every cluster
@@ -27,7 +29,7 @@ func NewCluster(t testing.TB, settings ...string) *Cluster {
 	t.Helper()
 	c := &Cluster{}
 	for range 3 {
-		bus, err := freePort()
+		bus, err := testserver.FreePort()
 		if err != nil {
 			t.Fatal(err)
 		}

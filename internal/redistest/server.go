@@ -10,7 +10,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -21,8 +20,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kinora-go/kinora/internal/testserver"
 	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/kinora-go/kinora/internal/testserver"
 )
 
 // ErrNoServer means that no server is named and redis-server is not installed.
@@ -132,7 +132,7 @@ func Start(settings ...string) (*Server, error) {
 
 // prepare returns a server that is not started, with a port and an empty directory.
 func prepare() (*Server, error) {
-	port, err := freePort()
+	port, err := testserver.FreePort()
 	if err != nil {
 		return nil, err
 	}
@@ -142,27 +142,6 @@ func prepare() (*Server, error) {
 	}
 	addr := fmt.Sprintf("127.0.0.1:%d", port)
 	return &Server{URL: "redis://" + addr + "/0", Addr: addr, port: port, dir: dir}, nil
-}
-
-// freePort returns a port of 127.0.0.1 that no server listens on, nor on the one 10,000 above, which a
-// node of a cluster uses too. Both are below the ports that outgoing connections get, so none of them
-// takes a port while a test has ended the server.
-func freePort() (port int, err error) {
-	for range 100 {
-		port = 10000 + rand.IntN(12000)
-		if err = errors.Join(isFree(port), isFree(port+10000)); err == nil {
-			return port, nil
-		}
-	}
-	return 0, err
-}
-
-func isFree(port int) error {
-	l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
-	if err != nil {
-		return err
-	}
-	return l.Close()
 }
 
 // run starts redis-server with arguments, and returns when it answers. If it returns an error, it

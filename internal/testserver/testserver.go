@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -26,14 +27,17 @@ func Skip(t testing.TB, name string) {
 	}
 }
 
-// FreePort returns a port of 127.0.0.1 that no server listens on. Another process may take it before the caller does.
-func FreePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
+// FreePort returns a port of 127.0.0.1 that no server listens on. Another server may take it before the caller does. It is
+// below the ports that outgoing connections get, so none of them takes it while a test has ended the server.
+func FreePort() (port int, err error) {
+	for range 100 {
+		port = 10000 + rand.IntN(22000)
+		l, listening := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if err = listening; err == nil {
+			return port, l.Close()
+		}
 	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().(*net.TCPAddr).Port, nil
+	return 0, err
 }
 
 // Process is a shell that runs a server.

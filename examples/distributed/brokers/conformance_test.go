@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -24,6 +22,7 @@ import (
 	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/internal/pgtest"
 	"github.com/kinora-go/kinora/internal/redistest"
+	"github.com/kinora-go/kinora/internal/testserver"
 )
 
 // suiteTimeout is how long Watermill's suite waits for messages: 15 seconds, which a busy machine needs to
@@ -242,11 +241,7 @@ func TestKafkaConforms(t *testing.T) {
 
 func freePort(t *testing.T) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := testserver.FreePort()
 	require.NoError(t, err)
-	require.NoError(t, l.Close())
-	_, port, _ := strings.Cut(l.Addr().String(), ":")
-	n, err := strconv.Atoi(port)
-	require.NoError(t, err)
-	return n
+	return port
 }
