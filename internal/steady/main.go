@@ -37,7 +37,7 @@ type Run struct {
 	Passed   int       `json:"passed"`
 	Failed   int       `json:"failed"`
 	Skipped  int       `json:"skipped"`
-	Last     string    `json:"last"` // last line
+	Last     string    `json:"last"` // the line of the numbers, which make may follow; without one the last line
 	Failures []string  `json:"failures,omitempty"`
 	On       string    `json:"on,omitempty"` // the system of a cold run
 }
@@ -202,19 +202,22 @@ func (r *Run) readLog(path string) error {
 	lines := bufio.NewScanner(f)
 	lines.Buffer(nil, 1<<24)
 	for lines.Scan() {
-		r.Last = lines.Text()
-		if m := seedForm.FindStringSubmatch(r.Last); m != nil {
+		line := lines.Text()
+		if m := seedForm.FindStringSubmatch(line); m != nil {
 			r.Seed, _ = strconv.ParseUint(m[1], 10, 64)
 		}
-		if m := failForm.FindStringSubmatch(r.Last); m != nil && !seen[m[1]] {
+		if m := failForm.FindStringSubmatch(line); m != nil && !seen[m[1]] {
 			seen[m[1]] = true
 			r.Failures = append(r.Failures, m[1])
 		}
-	}
-	if m := lastForm.FindStringSubmatch(r.Last); m != nil {
-		r.Passed, _ = strconv.Atoi(m[1])
-		r.Failed, _ = strconv.Atoi(m[2])
-		r.Skipped, _ = strconv.Atoi(m[3])
+		if m := lastForm.FindStringSubmatch(line); m != nil {
+			r.Last = line
+			r.Passed, _ = strconv.Atoi(m[1])
+			r.Failed, _ = strconv.Atoi(m[2])
+			r.Skipped, _ = strconv.Atoi(m[3])
+		} else if r.Passed == 0 {
+			r.Last = line
+		}
 	}
 	return lines.Err()
 }

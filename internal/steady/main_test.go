@@ -34,7 +34,7 @@ func TestTheLogOfARunIsRead(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "log")
 	write := func(text string) { require.NoError(t, os.WriteFile(path, []byte(text), 0o600)) }
-	write("   1s  ok  docs\n  9s  the fault suite, each cell for some seconds, with seed 77\n--- FAILED: cell kill\nlost 1\n\nwhat failed, again:\n--- FAILED: cell kill\nlost 1\n12 passed, 1 failed, 2 skipped\n")
+	write("   1s  ok  docs\n  9s  the fault suite, each cell for some seconds, with seed 77\n--- FAILED: cell kill\nlost 1\n\nwhat failed, again:\n--- FAILED: cell kill\nlost 1\n12 passed, 1 failed, 2 skipped\nexit status 1\nmake: *** [Makefile:19: test] Error 1\n")
 	var r Run
 	require.NoError(t, r.readLog(path))
 	require.Equal(t, Run{Seed: 77, Passed: 12, Failed: 1, Skipped: 2, Last: "12 passed, 1 failed, 2 skipped", Failures: []string{"cell kill"}}, r)
