@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"io"
 	"log/slog"
 	"strings"
 	"sync/atomic"
@@ -56,6 +57,19 @@ func crashing(d *demo, write apply) apply {
 		}
 		return nil
 	}
+}
+
+// TestAServerThatStartsIsCrashed: two units may crash it at once, and then it gets the signal before it knows it.
+func TestAServerThatStartsIsCrashed(t *testing.T) {
+	t.Parallel()
+	s, err := startServer(t.Context(), nil)
+	require.NoError(t, err)
+	for i := range 20 {
+		_, err = io.WriteString(s.life, "crash\n")
+		require.NoError(t, err)
+		time.Sleep(time.Duration(i) * 2 * time.Millisecond) // so that some signals come while it starts
+	}
+	require.NoError(t, s.stop())
 }
 
 // TestReadModels: what the page of the guide says about read models in databases of their own.

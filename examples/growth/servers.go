@@ -90,9 +90,9 @@ start() {
 	pid=$!
 }
 start
+# repeatedly, because a server that has just started ignores a signal
 while read -r line; do
-	kill -QUIT $pid
-	wait $pid
+	while kill -QUIT $pid 2> /dev/null; do sleep 0.02; done
 	start
 done
 while kill -INT $pid 2> /dev/null; do sleep 0.1; done

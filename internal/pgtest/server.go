@@ -87,12 +87,11 @@ start() {
 }
 start "$@"
 set +e
+# repeatedly, because a server that has just started ignores a signal
 while read -r signal; do
-	kill -"$signal" $pid
-	wait $pid
+	while kill -"$signal" $pid 2> /dev/null; do sleep 0.02; done
 	start "$@"
 done
-# repeatedly, because a server that has just started ignores the signal
 while kill -QUIT $pid 2> /dev/null; do sleep 0.1; done
 rm -rf "$data" "$data.log" "${data%/data}"
 `

@@ -106,7 +106,7 @@ start() {
 start "$@"
 while read -r verb signal; do
 	case $verb in
-	end) kill -"$signal" $pid; wait $pid; rm -f "$dir/pid";;
+	end) while kill -"$signal" $pid 2> /dev/null; do sleep 0.02; done; rm -f "$dir/pid";; # one that has just started ignores some
 	start) start "$@";;
 	signal) kill -"$signal" $pid;;
 	esac
