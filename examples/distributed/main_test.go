@@ -22,6 +22,7 @@ import (
 
 // TestMain is also the main function of the processes that tests start.
 func TestMain(m *testing.M) {
+	drain = patience.Limit()
 	if len(os.Args) > 1 && os.Args[1] == kafkaRole {
 		os.Exit(serveKafka(os.Args[2:]))
 	}

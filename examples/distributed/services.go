@@ -22,6 +22,9 @@ import (
 // so that a kill is over soon. The defaults of Kinora and of package brokers are longer.
 const lease = 2 * time.Second
 
+// drain is how long a service may work on after it was told to end. Zero means Kinora's default; tests set it, for slow machines.
+var drain time.Duration
+
 // openDB opens the database. Each event is published to the topic of its category.
 func openDB(ctx context.Context, dsn string) (*postgres.DB, error) {
 	return postgres.Open(ctx, dsn, &postgres.Config{Route: outbox.ByCategory})
@@ -31,6 +34,7 @@ func openDB(ctx context.Context, dsn string) (*postgres.DB, error) {
 func newRelay(db *postgres.DB, p message.Publisher, holder string, log *slog.Logger, out io.Writer) (*outbox.Relay, error) {
 	return outbox.NewRelay(db, p, &outbox.RelayConfig{
 		Lease:            lease,
+		Drain:            drain,
 		Poll:             100 * time.Millisecond,
 		OrderedPublisher: true, // true for all publishers of package brokers
 		Keep:             outbox.EntryRetention{Published: time.Hour},
@@ -60,7 +64,7 @@ func each(b brokers.Broker, redeliver int) projector.Source {
 // before, and for each event that came from the log.
 func newRunner(db *postgres.DB, from projector.Source, log *slog.Logger, out io.Writer) (*projector.Runner, error) {
 	return projector.NewRunner(db, from, projector.RunnerConfig{
-		Lease: lease, Logger: log,
+		Lease: lease, Drain: drain, Logger: log,
 		Grace: 2 * lease, // more than a takeover takes
 		Observer: projector.RunnerObserver{
 			Handled: func(_ string, skipped bool, _, _ time.Duration, _ error) {
