@@ -3,8 +3,10 @@ package provider
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"iter"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
@@ -110,4 +112,17 @@ func (x rowIndex) Since(_ context.Context, after int64, t time.Time) (int64, boo
 		}
 	}
 	return 0, false, nil
+}
+
+// Passed is the check of Archive in a store. behind has the projectors that take an event of the stream
+// that is to be deleted, and whose checkpoint is before it, except those of retired generations. If
+// ArchiveOptions.Ignore does not have all of them, the error is eventstore.ErrNotPassed with their names.
+func Passed(behind []string, o eventstore.ArchiveOptions) error {
+	behind = slices.DeleteFunc(slices.Clone(behind), func(name string) bool { return slices.Contains(o.Ignore, name) })
+	if len(behind) == 0 {
+		return nil
+	}
+	slices.Sort(behind)
+	return fmt.Errorf("%w: %s. Wait for them, or name those that no longer run in Ignore",
+		eventstore.ErrNotPassed, strings.Join(slices.Compact(behind), ", "))
 }

@@ -2,7 +2,16 @@ package provider
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
 	"time"
+	"unicode/utf8"
+
+	"github.com/kinora-go/kinora/eventstore"
 )
 
 // Parking stores parked messages, as one queue per lane. Each method is a separate transaction.
@@ -31,3 +40,176 @@ type Parking interface {
 	//     is changed.
 	Decide(ctx context.Context, f ParkedFilter, to ParkedState, d Decision) (int, error)
 }
+
+// Parked is a parked message (dead letter), with everything that is needed to inspect it and to
+// apply it later.
+type Parked struct {
+	Seq       int64 // the order of parking
+	Projector string
+	// Generation is that of the read model; see Build.
+	Generation int
+	// Handler is the full name of the handler that failed, or "".
+	Handler string
+	// Handlers are the full names of the handlers that must run. Empty means all handlers of its
+	// type that have not applied it.
+	Handlers  []string
+	MessageID string // empty if the message had none
+	Topic     string // the topic of the delivery
+	Key       string // its ordering key, or ""
+	Lane      Lane   // the lane that it holds until it is resolved
+	Type      string // of its event, or ""
+	Payload   []byte
+	Headers   map[string]string
+	Class     Class  // ClassHeld: the message has not failed, but waits behind an earlier one
+	Code      string // a SQLSTATE or a word; see docs/operations.md
+	Error     string // the text of the last error, with the stack of a panic; at most MaxParkedError bytes
+	Attempts  int    // attempts that failed or have begun, in any process
+	Version   string // projector.RunnerConfig.Version of the program that parked it or failed last
+	At        time.Time
+	DueAt     time.Time // when a runner tries its lane again; zero if it waits for an operator
+
+	State      ParkedState
+	ResolvedAt time.Time // when it was replayed or skipped
+	Decision             // the last decision of an operator
+}
+
+// MaxParkedError is the most bytes of Parked.Error. Runners cut longer texts.
+const MaxParkedError = 4096
+
+// ParkedState is the state of a parked message.
+type ParkedState int
+
+const (
+	StateWaiting  ParkedState = iota // a runner tries it again
+	StateStuck                       // it waits for an operator
+	StateReplayed                    // it was applied after the decision of an operator
+	StateSkipped                     // an operator gave it up
+)
+
+var states = [...]string{"waiting", "stuck", "replayed", "skipped"}
+
+func (s ParkedState) String() string {
+	if s < 0 || int(s) >= len(states) {
+		return states[StateWaiting]
+	}
+	return states[s]
+}
+
+// ParseParkedState is the inverse of ParkedState.String. Any other text is StateStuck.
+func ParseParkedState(s string) ParkedState {
+	if i := slices.Index(states[:], s); i >= 0 {
+		return ParkedState(i)
+	}
+	return StateStuck
+}
+
+// MarshalText returns String.
+func (s ParkedState) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText is ParseParkedState.
+func (s *ParkedState) UnmarshalText(text []byte) error {
+	*s = ParseParkedState(string(text))
+	return nil
+}
+
+// ErrInput: an argument is invalid, and nothing was changed.
+var ErrInput = errors.New("invalid input")
+
+// IsOpen reports whether a message is waiting or stuck.
+func (s ParkedState) IsOpen() bool { return s == StateWaiting || s == StateStuck }
+
+// ParkedFilter selects parked messages. The zero filter selects all that are waiting or stuck.
+type ParkedFilter struct {
+	Projector string `json:"projector,omitempty"`
+	// Generation is one of the projector's. Zero means all.
+	Generation int           `json:"generation,omitempty"`
+	Handler    string        `json:"handler,omitempty"` // the full name of the handler that failed: "balances/deposited"
+	Key        string        `json:"key,omitempty"`
+	Class      *Class        `json:"class,omitempty"`
+	Code       string        `json:"code,omitempty"`
+	Types      []string      `json:"types,omitzero"`  // event types; nil means all, empty means none
+	States     []ParkedState `json:"states,omitzero"` // nil means waiting and stuck, empty means none
+	Seqs       []int64       `json:"seqs,omitzero"`   // nil means all, empty means none
+	After      int64         `json:"after,omitempty"` // only greater Seqs; for the next page, the last Seq of this one
+	Limit      int           `json:"limit,omitempty"` // zero means 100 for Parking.Parked, and no limit for Parking.Decide
+}
+
+// InStates returns f.States, or waiting and stuck if it is nil.
+func (f *ParkedFilter) InStates() []ParkedState {
+	if f.States == nil {
+		return []ParkedState{StateWaiting, StateStuck}
+	}
+	return f.States
+}
+
+// DueFilter selects the messages that Parking.Due returns.
+type DueFilter struct {
+	Builds []Build
+	Lanes  []Lane // nil means all, empty means none
+	Keys   int    // the most lanes of each projector
+	Each   int    // the most messages of a lane
+}
+
+// Decision is who decided about a parked message or a task, and why. It is stored with the message,
+// or in the trail of the task. The zero Decision is that of a runner; for tasks it is refused.
+type Decision struct {
+	By     string `json:"by,omitempty"`
+	Reason string `json:"reason,omitempty"`
+}
+
+// Validate returns ErrInput unless both By (at most 255 bytes) and Reason (at most 1000 bytes)
+// are given.
+func (d Decision) Validate() error {
+	if d.By == "" || d.Reason == "" || len(d.By) > 255 || len(d.Reason) > 1000 {
+		return fmt.Errorf("%w: decision: By has %d bytes and Reason %d: give who decides (1 to 255) and why (1 to 1000)",
+			ErrInput, len(d.By), len(d.Reason))
+	}
+	return nil
+}
+
+// CheckDecision checks the arguments of Parking.Decide. It returns ErrInput unless to is
+// StateWaiting or StateSkipped, and d is zero or valid. If the text of d is not UTF-8 or
+// has a NUL, the error is also an *eventstore.InvalidError.
+func CheckDecision(to ParkedState, d Decision) error {
+	if to != StateWaiting && to != StateSkipped {
+		return fmt.Errorf("%w: a decision can make messages waiting or skipped, not %s", ErrInput, to)
+	}
+	if d == (Decision{}) {
+		return nil
+	}
+	if err := d.Validate(); err != nil {
+		return err
+	}
+	for _, f := range []struct{ field, text string }{{"decision.by", d.By}, {"decision.reason", d.Reason}} {
+		if !utf8.ValidString(f.text) || strings.Contains(f.text, "\x00") {
+			return fmt.Errorf("%w: %w", ErrInput, &eventstore.InvalidError{Field: f.field, Reason: "must be UTF-8 without NUL characters"})
+		}
+	}
+	return nil
+}
+
+// Lane identifies a queue of messages that wait for each other: those of one ordering key, or a
+// single message.
+type Lane [sha256.Size]byte
+
+// MarshalText returns the lane in hexadecimal.
+func (l Lane) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, l[:]), nil }
+
+// Scan implements sql.Scanner for []byte. Shorter values are padded with zeros, and longer ones
+// are cut.
+func (l *Lane) Scan(src any) error {
+	b, ok := src.([]byte)
+	if !ok {
+		return fmt.Errorf("lane: cannot scan %T: must be []byte", src)
+	}
+	*l = Lane{}
+	copy(l[:], b)
+	return nil
+}
+
+// LaneOfKey returns the lane of the messages with an ordering key.
+func LaneOfKey(key string) Lane { return sha256.Sum256([]byte("key\x00" + key)) }
+
+// LaneOfMessage returns the lane of a single message: it waits for no other message, and no other
+// waits for it.
+func LaneOfMessage(id string) Lane { return sha256.Sum256([]byte("id\x00" + id)) }

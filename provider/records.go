@@ -54,3 +54,6 @@ const (
 	// a Position in a generation with a checkpoint: Prune leaves its marker.
 	OutcomePruned
 )
+
+// Marker is a row that records that a handler has applied a message. Handler is one of its names.
+type Marker struct{ Handler, MessageID string }

@@ -1,6 +1,9 @@
 package provider
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // Survey is what a store has, for operators. Numbers are exact up to the limit of the survey. Times
 // are on the store's clock, UTC.
@@ -151,4 +154,12 @@ func (l DiagnosisLimits) WithDefaults() DiagnosisLimits {
 		}
 	}
 	return l
+}
+
+// Diagnoser is a capability of a provider: the checks that depend on its server. They need no
+// migrated tables.
+type Diagnoser interface {
+	// Diagnose returns what is wrong with the server, the roles and the way to it, in any order. It
+	// changes nothing.
+	Diagnose(ctx context.Context, l DiagnosisLimits) ([]Finding, error)
 }

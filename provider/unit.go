@@ -1,6 +1,10 @@
 package provider
 
-import "time"
+import (
+	"context"
+	"encoding/json"
+	"time"
+)
 
 // Unit describes one transaction of a projector. Its messages are either all deliveries or all
 // parked ones.
@@ -64,4 +68,74 @@ type Handler struct {
 	// Was are its earlier full names. A marker with one of them counts, and new markers are
 	// written with all names.
 	Was []string
+}
+
+// Units runs units of work. All errors are *Error, also those of handlers.
+type Units[Tx any] interface {
+	// Do opens u, calls run with the result of the opening, and commits: the writes of run
+	// through tx, the Closing that it returned, and the markers. It commits all of these, or
+	// nothing.
+	//   - The opening has these steps, each with a new snapshot: the shared lock of the projector
+	//     (see Switch); the markers, sorted, while each insert waits for a concurrent unit that
+	//     writes the same marker; which lanes are held, and they stay held until the unit ends;
+	//     which messages other runners have in flight.
+	//   - If the projector has a checkpoint, its mode and position are read in the same step as the
+	//     markers. They decide about messages with Mark and a Position (Found.Left, Found.Fresh).
+	//     The position is read again in a later step, because markers may have been deleted in
+	//     between (Progress.PruneApplied). Unit.Advance locks the checkpoint.
+	//   - A unit of a generation whose checkpoint has ModeEnded fails with ErrEnded, whatever its
+	//     messages are.
+	//   - The unit locks the lanes of parked messages. If another unit has the lane, the message
+	//     is not fresh, but if it has attempts (Parking.Try), the unit waits for the lane.
+	//   - run may be called again after its earlier writes are undone. Its first call may be
+	//     before any statement is sent, with a Found in which all messages are fresh. Neither
+	//     happens with u.Once or u.Careful.
+	//   - run must not end tx. If it does, the unit fails with a permanent *Error.
+	//   - In a store with one writer, run's ctx shows that the unit is open: a call with it that would wait for the unit
+	//     is ErrInTransaction.
+	//   - If run panics or calls runtime.Goexit, nothing is committed.
+	//   - If run does not return within a second after ctx ends, the transaction is rolled back
+	//     and its locks are released. Do returns when run returns.
+	//   - If run only queues statements, and ctx ends before they finish, the error is
+	//     ClassUnknown with CodeDeadline if they are undone, and ClassAmbiguous if they may have
+	//     been committed.
+	//   - An error without a class becomes permanent or unknown (HandlerError). The end of ctx is
+	//     never permanent. A deadlock is transient with CodeDeadlock.
+	//   - The error contains a *MessageError if the statement that failed belongs to a message
+	//     (Found.Begin).
+	Do(ctx context.Context, u Unit, run func(ctx context.Context, tx Tx, found Found) (Closing, error)) error
+
+	// Keeps returns what Do commits together with the writes of run. A wrapper must pass it on.
+	Keeps() Keeps
+}
+
+// Provider is a store for runners. Tx is the transaction type of its handlers.
+type Provider[Tx any] interface {
+	Units[Tx]
+	Parking
+	Liveness
+	Records
+	Progress
+	Builds
+	Leases
+}
+
+// Keeps lists what Units.Do can commit together with the writes of handlers.
+type Keeps struct {
+	// Atomic: a unit that fails has no effect. If false, the messages of a unit are applied one after
+	// another, and a unit that fails may have applied some of them. Their markers show which. Without
+	// markers, MessageError.Others does.
+	Atomic  bool
+	Markers bool // markers of Message.Mark
+	Output  bool // Closing.Output
+	DryRun  bool // Unit.DryRun is supported
+	Tables  bool // Unit.Switch can rename, show and compare tables
+	Reset   bool // Unit.Switch can empty tables
+}
+
+// Change is a row that a dry run inserted (no Before), updated, or deleted (no After).
+type Change struct {
+	Table  string          `json:"table"`            // with its schema unless that is the default schema
+	Before json.RawMessage `json:"before,omitempty"` // an object of the columns
+	After  json.RawMessage `json:"after,omitempty"`
 }

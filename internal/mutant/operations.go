@@ -53,7 +53,7 @@ var operations = []Mutant{
 	{
 		Name:  "prune_neighbours",
 		What:  "the markers of projectors whose names begin alike are pruned too",
-		Edits: []Edit{{File: "admin/prune.go", Old: `of == projector {`, New: `strings.HasPrefix(of, projector) {`}},
+		Edits: []Edit{{File: "admin/acts.go", Old: `of == projector {`, New: `strings.HasPrefix(of, projector) {`}},
 		Tests: []Test{{"./cmd/kinora/commands", "TestOldEntriesAndMarkersArePruned"}},
 	},
 	{

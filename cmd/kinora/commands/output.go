@@ -13,11 +13,11 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/kinora-go/kinora/admin"
+	"github.com/kinora-go/kinora/internal/filters"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"
-
-	"github.com/kinora-go/kinora/admin"
-	"github.com/kinora-go/kinora/provider"
 )
 
 // printable replaces characters that would change the terminal, such as escape sequences in the data of
@@ -199,4 +199,23 @@ func (m *meter) clear() {
 // timeLeft ends a context after a --wait; zero means at once.
 func timeLeft(ctx context.Context, wait time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, max(wait, time.Millisecond))
+}
+
+// selects returns an error unless an act selects rows, by a list of package filters or, if hasAll, with --all alone.
+func selects(list any, all, hasAll bool) error {
+	if (filters.Selected(list) != "") != all {
+		return nil
+	}
+	var flags []string
+	for _, f := range filters.Fields(list) {
+		if f.Selects {
+			flags = append(flags, "--"+f.Name)
+		}
+	}
+	last := len(flags) - 1
+	message := "select with " + strings.Join(flags[:last], ", ") + " or " + flags[last]
+	if hasAll {
+		message += ", or use --all alone"
+	}
+	return fmt.Errorf("%s", message)
 }
