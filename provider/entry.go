@@ -57,25 +57,25 @@ func ZeroCounts(of []EntryStatus) map[EntryStatus]int64 {
 // Entry is a message in the outbox. Times are on the store's clock, UTC.
 type Entry struct {
 	OutboxMessage
-	Seq       int64 // the order of entries
-	Status    EntryStatus
-	Attempts  int         // claims counted since it was added or requeued, the live one included
-	Suspect   bool        // the lease of a claim expired without a mark; now it is claimed alone
-	Token     claim.Token // of the last claim
-	ClaimedBy string      // the holder of the last claim
-	LastError string      // the class of the last error, never its text
+	Seq       int64       `json:"seq"` // the order of entries
+	Status    EntryStatus `json:"status"`
+	Attempts  int         `json:"attempts"`             // claims counted since it was added or requeued, the live one included
+	Suspect   bool        `json:"suspect,omitempty"`    // the lease of a claim expired without a mark; now it is claimed alone
+	Token     claim.Token `json:"-"`                    // of the last claim
+	ClaimedBy string      `json:"claimed_by,omitempty"` // the holder of the last claim
+	LastError string      `json:"last_error,omitempty"` // the class of the last error, never its text
 	// NextAttemptAt is the end of the lease of a claimed entry, and the time when a skipped entry
 	// was skipped. Any other entry cannot be claimed before it.
-	NextAttemptAt   time.Time
-	CreatedAt       time.Time
-	LastAttemptedAt time.Time // zero: never
-	PublishedAt     time.Time // zero: not yet
+	NextAttemptAt   time.Time `json:"next_at,omitzero"`
+	CreatedAt       time.Time `json:"created_at"`
+	LastAttemptedAt time.Time `json:"last_attempted_at,omitzero"` // zero: never
+	PublishedAt     time.Time `json:"published_at,omitzero"`      // zero: not yet
 	// Malformed: another program changed the row, and its headers are not a JSON object of
 	// strings (then Headers is nil), or a time is infinite or outside the years 1 to 9999 (then
 	// that time is zero). A claim sets NextAttemptAt and LastAttemptedAt, so after a claim only
 	// Headers and CreatedAt can be malformed. Relays never publish such an entry, but abandon it
 	// with LastError LastErrorMalformed.
-	Malformed bool
+	Malformed bool `json:"malformed,omitempty"`
 }
 
 // Values of Entry.LastError that are not classes of a publisher's errors.

@@ -18,18 +18,18 @@ import (
 type OutboxMessage struct {
 	// ID is the same on every publication. Empty means a new UUID version 7; in the output of a
 	// handler, an id derived from the event.
-	ID    string
-	Topic string // 1 to 255 bytes
+	ID    string `json:"message_id"`
+	Topic string `json:"topic"` // 1 to 255 bytes
 	// Key is the ordering key. Empty means ID, so that the message waits for no other; in the
 	// output of a handler, the stream of the event.
-	Key     string
-	Payload []byte            // published unchanged; at most the provider's MaxPayload bytes
-	Headers map[string]string // at most 64; names have at most 255 bytes, values 1024
+	Key     string            `json:"key"`
+	Payload []byte            `json:"payload,omitempty"` // published unchanged; at most the provider's MaxPayload bytes
+	Headers map[string]string `json:"headers,omitempty"` // at most 64; names have at most 255 bytes, values 1024
 	// OrderedKey makes other transactions that enqueue a message of this topic and key with
 	// OrderedKey wait until this transaction ends. So entries of a key that several streams share
 	// are published in commit order. Without it, that order holds only if one transaction commits
 	// before the other enqueues, which is always true in one stream.
-	OrderedKey bool
+	OrderedKey bool `json:"ordered_key,omitempty"`
 }
 
 // Normalize returns m with an ID, a Key and a copy of Headers, to which it adds the metadata of ctx that

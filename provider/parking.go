@@ -44,33 +44,31 @@ type Parking interface {
 // Parked is a parked message (dead letter), with everything that is needed to inspect it and to
 // apply it later.
 type Parked struct {
-	Seq       int64 // the order of parking
-	Projector string
-	// Generation is that of the read model; see Build.
-	Generation int
-	// Handler is the full name of the handler that failed, or "".
-	Handler string
+	Seq        int64  `json:"seq"` // the order of parking
+	Projector  string `json:"projector"`
+	Generation int    `json:"generation"`        // of the read model; see Build
+	Handler    string `json:"handler,omitempty"` // the full name of the handler that failed, or ""
 	// Handlers are the full names of the handlers that must run. Empty means all handlers of its
 	// type that have not applied it.
-	Handlers  []string
-	MessageID string // empty if the message had none
-	Topic     string // the topic of the delivery
-	Key       string // its ordering key, or ""
-	Lane      Lane   // the lane that it holds until it is resolved
-	Type      string // of its event, or ""
-	Payload   []byte
-	Headers   map[string]string
-	Class     Class  // ClassHeld: the message has not failed, but waits behind an earlier one
-	Code      string // a SQLSTATE or a word; see docs/operations.md
-	Error     string // the text of the last error, with the stack of a panic; at most MaxParkedError bytes
-	Attempts  int    // attempts that failed or have begun, in any process
-	Version   string // projector.RunnerConfig.Version of the program that parked it or failed last
-	At        time.Time
-	DueAt     time.Time // when a runner tries its lane again; zero if it waits for an operator
+	Handlers  []string          `json:"handlers,omitempty"`
+	MessageID string            `json:"message_id,omitempty"` // empty if the message had none
+	Topic     string            `json:"topic,omitempty"`      // the topic of the delivery
+	Key       string            `json:"key,omitempty"`        // its ordering key, or ""
+	Lane      Lane              `json:"-"`                    // the lane that it holds until it is resolved
+	Type      string            `json:"type,omitempty"`       // of its event, or ""
+	Payload   []byte            `json:"payload,omitempty"`
+	Headers   map[string]string `json:"headers,omitempty"`
+	Class     Class             `json:"class"`             // ClassHeld: the message has not failed, but waits behind an earlier one
+	Code      string            `json:"code,omitempty"`    // a SQLSTATE or a word; see docs/operations.md
+	Error     string            `json:"error,omitempty"`   // the text of the last error, with the stack of a panic; at most MaxParkedError bytes
+	Attempts  int               `json:"attempts"`          // attempts that failed or have begun, in any process
+	Version   string            `json:"version,omitempty"` // projector.RunnerConfig.Version of the program that parked it or failed last
+	At        time.Time         `json:"at"`
+	DueAt     time.Time         `json:"due_at,omitzero"` // when a runner tries its lane again; zero if it waits for an operator
 
-	State      ParkedState
-	ResolvedAt time.Time // when it was replayed or skipped
-	Decision             // the last decision of an operator
+	State      ParkedState `json:"state"`
+	ResolvedAt time.Time   `json:"resolved_at,omitzero"` // when it was replayed or skipped
+	Decision               // the last decision of an operator
 }
 
 // MaxParkedError is the most bytes of Parked.Error. Runners cut longer texts.

@@ -45,41 +45,41 @@ func (s TaskStatus) Open() bool { return !s.Final() && s != TaskAbandoned }
 
 // Task is a stored task. Times are on the store's clock, UTC.
 type Task struct {
-	ID        string
-	Kind      string // "orders/fulfil"
-	Group     string // id of its group; empty: none
-	GroupKind string
-	Input     json.RawMessage
-	State     map[string]Slot // by name of the step, the wait, or "undo:" and the name of the step
-	Result    json.RawMessage // of a done task
-	Status    TaskStatus
-	Undo      bool   // direction: its steps are being undone
-	Why       string // with Undo: the code of GiveUp, or WhyCanceled
+	ID        string          `json:"id"`
+	Kind      string          `json:"kind"`            // "orders/fulfil"
+	Group     string          `json:"group,omitempty"` // id of its group; empty: none
+	GroupKind string          `json:"group_kind,omitempty"`
+	Input     json.RawMessage `json:"input,omitempty"`
+	State     map[string]Slot `json:"state,omitempty"`  // by name of the step, the wait, or "undo:" and the name of the step
+	Result    json.RawMessage `json:"result,omitempty"` // of a done task
+	Status    TaskStatus      `json:"status"`
+	Undo      bool            `json:"undo,omitempty"` // direction: its steps are being undone
+	Why       string          `json:"why,omitempty"`  // with Undo: the code of GiveUp, or WhyCanceled
 	// Doubt: a step that is not recorded may have begun. A claim sets it unless the direction is undo,
 	// TaskWaiting clears it, and the end of a claim sets it to TaskChange.Doubt. The result of a claim
 	// has the value from before the claim.
-	Doubt     bool
-	Version   int64  // one more after every change except claims and renewals
-	Attempts  int    // claims since its last progress, the live one included
-	Vanished  int    // leases in a row that ended without a change
-	Suspect   bool   // Vanished was 2: it is claimed alone
-	Waits     string // the name that it waits for, or waited for when it was claimed
-	TimedOut  bool   // claimed: its wait was over at the time of the claim
-	Spent     bool   // claimed: its last lease ended at the limit of attempts; do not run it
-	Token     claim.Token
-	ClaimedBy string // the holder of the last claim
-	Code      string // of the last failure; a word or a class, never a text
+	Doubt     bool        `json:"doubt,omitempty"`
+	Version   int64       `json:"version"`              // one more after every change except claims and renewals
+	Attempts  int         `json:"attempts"`             // claims since its last progress, the live one included
+	Vanished  int         `json:"vanished,omitempty"`   // leases in a row that ended without a change
+	Suspect   bool        `json:"suspect,omitempty"`    // Vanished was 2: it is claimed alone
+	Waits     string      `json:"waits,omitempty"`      // the name that it waits for, or waited for when it was claimed
+	TimedOut  bool        `json:"timed_out,omitempty"`  // claimed: its wait was over at the time of the claim
+	Spent     bool        `json:"spent,omitempty"`      // claimed: its last lease ended at the limit of attempts; do not run it
+	Token     claim.Token `json:"-"`                    // of the last claim
+	ClaimedBy string      `json:"claimed_by,omitempty"` // the holder of the last claim
+	Code      string      `json:"code,omitempty"`       // of the last failure; a word or a class, never a text
 	// Metadata has the correlation id, the causation id and the traceparent of the context that it was
 	// added with. Its handlers run with it.
-	Metadata eventstore.Metadata
+	Metadata eventstore.Metadata `json:"metadata,omitzero"`
 	// NextAt is the end of the lease of a claimed task, and of the time of a waiting one; zero if
 	// that has no end. Any other open task cannot be claimed before it.
-	NextAt    time.Time
-	CreatedAt time.Time
-	EndedAt   time.Time // when it was done, undone or abandoned; else zero
+	NextAt    time.Time `json:"next_at,omitzero"`
+	CreatedAt time.Time `json:"created_at"`
+	EndedAt   time.Time `json:"ended_at,omitzero"` // when it was done, undone or abandoned; else zero
 	// LastAttemptedAt is when a worker last claimed it to run it; zero: none has. It may be zero in the
 	// result of a claim with Spent.
-	LastAttemptedAt time.Time
+	LastAttemptedAt time.Time `json:"last_attempted_at,omitzero"`
 }
 
 // WhyCanceled is Task.Why of a canceled task.

@@ -226,15 +226,15 @@ func (f TaskFilter) OnlyStuck() bool {
 type TaskRecord struct {
 	// ID of a record for a task.AuditSink is the same if a worker reports the same end of a task
 	// again. The ids of a trail are others.
-	ID     string
-	Task   string // empty with WhatGroupDone
-	Kind   string
-	Group  string
-	What   string // one of the What constants
-	Detail string // a slot or a code; never a text
-	By     string // the operator, the worker, or the id of the answer
-	Reason string // of the operator
-	At     time.Time
+	ID     string    `json:"id,omitempty"`
+	Task   string    `json:"task,omitempty"` // empty with WhatGroupDone
+	Kind   string    `json:"kind,omitempty"`
+	Group  string    `json:"group,omitempty"`
+	What   string    `json:"what"`             // one of the What constants
+	Detail string    `json:"detail,omitempty"` // a slot or a code; never a text
+	By     string    `json:"by,omitempty"`     // the operator, the worker, or the id of the answer
+	Reason string    `json:"reason,omitempty"` // of the operator
+	At     time.Time `json:"at"`
 }
 
 // What a TaskRecord reports.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 
 	"github.com/kinora-go/kinora/admin"
 	"github.com/kinora-go/kinora/internal/filters"
@@ -35,19 +34,16 @@ func actCells(a provider.Act) []string {
 
 // Run prints the list.
 func (c *actsLsCmd) Run(ctx context.Context, app *App) error {
-	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
+	return list(ctx, app, actHead, actCells, func(_ *Session, ops *admin.Admin) ([]provider.Act, error) {
 		f := c.Filter()
 		f.Before, f.Limit = c.Before, c.Limit
-		list, err := ops.Acts(ctx, f)
-		if err != nil {
-			return err
-		}
-		for i := range list {
+		found, err := ops.Acts(ctx, f)
+		for i := range found {
 			if !c.Payload {
-				list[i].Detail, list[i].Outcome = nil, nil
+				found[i].Detail, found[i].Outcome = nil, nil
 			}
 		}
-		return app.show(orEmpty(list), func(w io.Writer) { table(w, actHead, list, actCells) })
+		return found, err
 	})
 }
 
@@ -58,7 +54,7 @@ type actsCancelCmd struct {
 
 // Run cancels a request.
 func (c *actsCancelCmd) Run(ctx context.Context, app *App) error {
-	return app.change(ctx, c.decision, "", "canceled", func(_ *Session, ops *admin.Admin, d provider.Decision) (int, error) {
+	return app.change(ctx, c.decision, "", "canceled", func(ops *admin.Admin, d provider.Decision) (int, error) {
 		canceled, err := ops.Cancel(ctx, c.Act, d)
 		if err == nil && !canceled {
 			err = errors.New("the request is over, or does not exist")

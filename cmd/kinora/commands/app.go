@@ -193,19 +193,9 @@ func Main(ctx context.Context, app *App, args []string) int {
 	return 1
 }
 
-func (a *App) out() io.Writer {
-	if a.Out != nil {
-		return a.Out
-	}
-	return os.Stdout
-}
+func (a *App) out() io.Writer { return cmp.Or[io.Writer](a.Out, os.Stdout) }
 
-func (a *App) err() io.Writer {
-	if a.Err != nil {
-		return a.Err
-	}
-	return os.Stderr
-}
+func (a *App) err() io.Writer { return cmp.Or[io.Writer](a.Err, os.Stderr) }
 
 func (a *App) isTerminal() bool {
 	if a.Terminal != nil {

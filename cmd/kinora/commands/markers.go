@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
@@ -29,14 +28,15 @@ type markedHandler struct {
 
 // Run prints the list.
 func (c *markersLsCmd) Run(ctx context.Context, app *App) error {
-	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
+	cells := func(h markedHandler) []string { return []string{h.Handler, fmt.Sprint(h.Runners)} }
+	return list(ctx, app, "handler | runners of its projector", cells, func(_ *Session, ops *admin.Admin) ([]markedHandler, error) {
 		handlers, err := ops.MarkedHandlers(ctx)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		f, err := ops.Facts(ctx)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		runners := map[string]int{}
 		for _, s := range f.Services {
@@ -46,13 +46,10 @@ func (c *markersLsCmd) Run(ctx context.Context, app *App) error {
 				}
 			}
 		}
-		list := each(handlers, func(h string) markedHandler {
+		return each(handlers, func(h string) markedHandler {
 			projector, _, _ := strings.Cut(h, "/")
 			return markedHandler{h, runners[projector]}
-		})
-		return app.show(list, func(w io.Writer) {
-			table(w, "handler | runners of its projector", list, func(h markedHandler) []string { return []string{h.Handler, fmt.Sprint(h.Runners)} })
-		})
+		}), nil
 	})
 }
 
@@ -79,7 +76,7 @@ func (c *markersPruneCmd) Validate() error {
 // Run prunes markers.
 func (c *markersPruneCmd) Run(ctx context.Context, app *App) error {
 	warning := fmt.Sprintf("The selected markers that are older than %s are deleted: a message that is delivered again after that takes effect again", c.Window)
-	return app.change(ctx, c.decision, warning, deleted, func(_ *Session, ops *admin.Admin, d provider.Decision) (int, error) {
+	return app.change(ctx, c.decision, warning, deleted, func(ops *admin.Admin, d provider.Decision) (int, error) {
 		n, err := ops.PruneMarkers(ctx, c.Projector, c.Handler, marker.Retention{Horizon: c.Horizon, Window: c.Window}, d)
 		return app.noted(ops, n, err)
 	})
@@ -93,7 +90,7 @@ type markersDropCmd struct {
 // Run drops the markers of a handler.
 func (c *markersDropCmd) Run(ctx context.Context, app *App) error {
 	warning := "All markers of " + c.Handler + " are deleted: if a service still has this handler, messages that are delivered again take effect again"
-	return app.change(ctx, c.decision, warning, deleted, func(_ *Session, ops *admin.Admin, d provider.Decision) (int, error) {
+	return app.change(ctx, c.decision, warning, deleted, func(ops *admin.Admin, d provider.Decision) (int, error) {
 		n, err := ops.DropMarkers(ctx, c.Handler, d)
 		return app.noted(ops, n, err)
 	})

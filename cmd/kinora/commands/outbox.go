@@ -7,6 +7,8 @@ import (
 	"io"
 	"time"
 
+	"github.com/alecthomas/kong"
+
 	"github.com/kinora-go/kinora/admin"
 	"github.com/kinora-go/kinora/internal/filters"
 	"github.com/kinora-go/kinora/outbox"
@@ -19,8 +21,8 @@ type outboxCmd struct {
 	Requeue outboxRequeueCmd `cmd:"" help:"Publish abandoned and failed entries again."`
 	Skip    outboxSkipCmd    `cmd:"" help:"Give entries up: they are never published."`
 	Prune   outboxPruneCmd   `cmd:"" help:"Delete old published and skipped entries. 'outbox ls --status published --older 24h' lists them."`
-	Pause   outboxPauseCmd   `cmd:"" help:"Pause a topic: relays claim none of its entries."`
-	Resume  outboxResumeCmd  `cmd:"" help:"Resume a topic."`
+	Pause   topicCmd         `cmd:"" help:"Pause a topic: relays claim none of its entries."`
+	Resume  topicCmd         `cmd:"" help:"Resume a topic."`
 }
 
 type outboxLsCmd struct {
@@ -29,51 +31,32 @@ type outboxLsCmd struct {
 	page            `embed:""`
 }
 
-// entry is an entry as JSON.
+// entry is an entry as JSON, with the payload as text.
 type entry struct {
-	Seq       int64             `json:"seq"`
-	Status    outbox.Status     `json:"status"`
-	Topic     string            `json:"topic"`
-	Key       string            `json:"key"`
-	MessageID string            `json:"message_id"`
-	Attempts  int               `json:"attempts"`
-	ClaimedBy string            `json:"claimed_by,omitempty"`
-	LastError string            `json:"last_error,omitempty"`
-	Malformed bool              `json:"malformed,omitempty"`
-	CreatedAt time.Time         `json:"created_at"`
-	NextAt    time.Time         `json:"next_at,omitzero"`
-	LastAt    time.Time         `json:"last_attempted_at,omitzero"`
-	Published time.Time         `json:"published_at,omitzero"`
-	Headers   map[string]string `json:"headers,omitempty"`
-	Payload   string            `json:"payload,omitempty"`
+	outbox.Entry
+	Payload string `json:"payload,omitempty"`
 }
 
+// entryOf leaves out what may be data of users, unless payload is set.
 func entryOf(e outbox.Entry, payload bool) entry {
-	one := entry{
-		Seq: e.Seq, Status: e.Status, Topic: e.Topic, Key: e.Key, MessageID: e.ID, Attempts: e.Attempts, ClaimedBy: e.ClaimedBy, LastError: e.LastError,
-		Malformed: e.Malformed, CreatedAt: e.CreatedAt, NextAt: e.NextAttemptAt, LastAt: e.LastAttemptedAt, Published: e.PublishedAt,
-	}
-	if payload {
-		one.Headers, one.Payload = e.Headers, string(e.Payload)
+	one := entry{e, string(e.Payload)}
+	if !payload {
+		one.Headers, one.Payload = nil, ""
 	}
 	return one
 }
 
 // Run prints the list.
 func (c *outboxLsCmd) Run(ctx context.Context, app *App) error {
-	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
+	const head = "seq | status | topic | key | message | attempts | last error | created (UTC) | next (UTC)"
+	cells := func(e entry) []string {
+		return []string{fmt.Sprint(e.Seq), string(e.Status), e.Topic, e.Key, e.ID, fmt.Sprint(e.Attempts), e.LastError, at(e.CreatedAt), at(e.NextAttemptAt)}
+	}
+	return list(ctx, app, head, cells, func(s *Session, _ *admin.Admin) ([]entry, error) {
 		f := c.Filter()
 		f.After, f.Limit = c.After, c.Limit
 		found, err := s.Store.Entries(ctx, f)
-		if err != nil {
-			return err
-		}
-		list := each(found, func(e outbox.Entry) entry { return entryOf(e, false) })
-		return app.show(list, func(w io.Writer) {
-			table(w, "seq | status | topic | key | message | attempts | last error | created (UTC) | next (UTC)", list, func(e entry) []string {
-				return []string{fmt.Sprint(e.Seq), string(e.Status), e.Topic, e.Key, e.MessageID, fmt.Sprint(e.Attempts), e.LastError, at(e.CreatedAt), at(e.NextAt)}
-			})
-		})
+		return each(found, func(e outbox.Entry) entry { return entryOf(e, false) }), err
 	})
 }
 
@@ -94,8 +77,9 @@ func (c *outboxShowCmd) Run(ctx context.Context, app *App) error {
 		}
 		e := entryOf(found[0], c.Payload)
 		return app.show(e, func(w io.Writer) {
-			fields(w, "seq", fmt.Sprint(e.Seq), "status", string(e.Status), "topic", e.Topic, "key", e.Key, "message", e.MessageID, "attempts", fmt.Sprint(e.Attempts),
-				"claimed by", e.ClaimedBy, "last error", e.LastError, "created", at(e.CreatedAt), "next", at(e.NextAt), "last attempt", at(e.LastAt), "published", at(e.Published))
+			fields(w, "seq", fmt.Sprint(e.Seq), "status", string(e.Status), "topic", e.Topic, "key", e.Key, "message", e.ID, "attempts", fmt.Sprint(e.Attempts),
+				"claimed by", e.ClaimedBy, "last error", e.LastError, "created", at(e.CreatedAt), "next", at(e.NextAttemptAt),
+				"last attempt", at(e.LastAttemptedAt), "published", at(e.PublishedAt))
 			if c.Payload {
 				fields(w, "headers", fmt.Sprint(e.Headers), "payload", e.Payload)
 			}
@@ -118,7 +102,7 @@ func (c *outboxRequeueCmd) Validate() error {
 // Run requeues entries.
 func (c *outboxRequeueCmd) Run(ctx context.Context, app *App) error {
 	const warning = "The selected entries are published again, perhaps at once"
-	return app.change(ctx, c.decision, warning, "requeued", func(_ *Session, ops *admin.Admin, d provider.Decision) (int, error) {
+	return app.change(ctx, c.decision, warning, "requeued", func(ops *admin.Admin, d provider.Decision) (int, error) {
 		f := c.Filter()
 		f.Force = c.Force
 		n, err := ops.Requeue(ctx, f, d)
@@ -142,7 +126,7 @@ func (c *outboxSkipCmd) Validate() error {
 // Run skips entries.
 func (c *outboxSkipCmd) Run(ctx context.Context, app *App) error {
 	const warning = "The selected open entries are never published"
-	return app.change(ctx, c.decision, warning, "skipped", func(_ *Session, ops *admin.Admin, d provider.Decision) (int, error) {
+	return app.change(ctx, c.decision, warning, "skipped", func(ops *admin.Admin, d provider.Decision) (int, error) {
 		n, err := ops.SkipEntries(ctx, c.Filter(), d)
 		return app.noted(ops, n, err)
 	})
@@ -165,30 +149,20 @@ func (c *outboxPruneCmd) Validate() error {
 // Run deletes entries.
 func (c *outboxPruneCmd) Run(ctx context.Context, app *App) error {
 	const warning = "Old published and skipped entries are deleted"
-	return app.change(ctx, c.decision, warning, deleted, func(_ *Session, ops *admin.Admin, d provider.Decision) (int, error) {
+	return app.change(ctx, c.decision, warning, deleted, func(ops *admin.Admin, d provider.Decision) (int, error) {
 		n, err := ops.PruneEntries(ctx, outbox.EntryRetention{Published: c.Published, Skipped: c.Skipped}, d)
 		return app.noted(ops, n, err)
 	})
 }
 
-type outboxPauseCmd struct {
+type topicCmd struct {
 	Topic    string `arg:"" help:"The topic."`
 	decision `embed:""`
 }
 
-// Run pauses a topic.
-func (c *outboxPauseCmd) Run(ctx context.Context, app *App) error {
-	return app.pause(ctx, provider.PauseTopic, c.Topic, true, c.decision)
-}
-
-type outboxResumeCmd struct {
-	Topic    string `arg:"" help:"The topic."`
-	decision `embed:""`
-}
-
-// Run resumes a topic.
-func (c *outboxResumeCmd) Run(ctx context.Context, app *App) error {
-	return app.pause(ctx, provider.PauseTopic, c.Topic, false, c.decision)
+// Run pauses or resumes a topic.
+func (c *topicCmd) Run(ctx context.Context, app *App, k *kong.Context) error {
+	return app.pause(ctx, provider.PauseTopic, c.Topic, k.Selected().Name == "pause", c.decision)
 }
 
 // pause pauses or resumes a projector or a topic. It is no error if that is so already.

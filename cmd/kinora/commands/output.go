@@ -2,6 +2,7 @@ package commands
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -43,6 +44,17 @@ func (a *App) show(v any, text func(w io.Writer)) error {
 	return enc.Encode(v)
 }
 
+// list prints what find returns, as JSON or as a table.
+func list[T any](ctx context.Context, a *App, head string, cells func(T) []string, find func(s *Session, ops *admin.Admin) ([]T, error)) error {
+	return a.with(ctx, func(s *Session, ops *admin.Admin) error {
+		found, err := find(s, ops)
+		if err != nil {
+			return err
+		}
+		return a.show(append([]T{}, found...), func(w io.Writer) { table(w, head, found, cells) }) // [] and not null as JSON
+	})
+}
+
 // table prints a row for each of a list, whose columns are aligned. The cells are made printable.
 func table[T any](w io.Writer, head string, list []T, cells func(T) []string) {
 	if len(list) == 0 {
@@ -57,7 +69,7 @@ func table[T any](w io.Writer, head string, list []T, cells func(T) []string) {
 	_ = t.Flush()
 }
 
-// each returns a list of what to returns. It is [] and not null as JSON.
+// each returns a list of what to returns.
 func each[T, R any](list []T, to func(T) R) []R {
 	all := make([]R, len(list))
 	for i, one := range list {
@@ -109,11 +121,7 @@ func (d decision) confirm(a *App, what string) error {
 		return usageError{fmt.Errorf("%s: this cannot be undone: add --yes", what)}
 	}
 	_, _ = fmt.Fprintf(a.err(), "%s.\nThis cannot be undone. Type yes to continue: ", printable(what))
-	var in io.Reader = os.Stdin
-	if a.In != nil {
-		in = a.In
-	}
-	answer, _ := bufio.NewReader(in).ReadString('\n')
+	answer, _ := bufio.NewReader(cmp.Or[io.Reader](a.In, os.Stdin)).ReadString('\n')
 	if strings.TrimSpace(answer) != "yes" {
 		return errors.New("nothing was changed")
 	}
@@ -121,14 +129,14 @@ func (d decision) confirm(a *App, what string) error {
 }
 
 // change asks for confirmation if there is a warning, changes rows, and prints how many were changed.
-func (a *App) change(ctx context.Context, d decision, warning, done string, do func(s *Session, ops *admin.Admin, d provider.Decision) (int, error)) error {
+func (a *App) change(ctx context.Context, d decision, warning, done string, do func(ops *admin.Admin, d provider.Decision) (int, error)) error {
 	if warning != "" {
 		if err := d.confirm(a, warning); err != nil {
 			return err
 		}
 	}
-	return a.with(ctx, func(s *Session, ops *admin.Admin) error {
-		n, err := do(s, ops, d.decision())
+	return a.with(ctx, func(_ *Session, ops *admin.Admin) error {
+		n, err := do(ops, d.decision())
 		if err != nil {
 			return err
 		}

@@ -29,58 +29,35 @@ type parkedLsCmd struct {
 	page           `embed:""`
 }
 
-// message is a parked message as JSON.
+// message is a parked message as JSON, with the payload as text.
 type message struct {
-	Seq        int64             `json:"seq"`
-	Projector  string            `json:"projector"`
-	Generation int               `json:"generation"`
-	Handler    string            `json:"handler,omitempty"`
-	State      string            `json:"state"`
-	Class      string            `json:"class"`
-	Code       string            `json:"code,omitempty"`
-	Key        string            `json:"key,omitempty"`
-	MessageID  string            `json:"message_id,omitempty"`
-	Topic      string            `json:"topic,omitempty"`
-	Type       string            `json:"type,omitempty"`
-	Attempts   int               `json:"attempts"`
-	Version    string            `json:"version,omitempty"`
-	At         time.Time         `json:"at"`
-	DueAt      time.Time         `json:"due_at,omitzero"`
-	ResolvedAt time.Time         `json:"resolved_at,omitzero"`
-	By         string            `json:"by,omitempty"`
-	Reason     string            `json:"reason,omitempty"`
-	Error      string            `json:"error,omitempty"`
-	Headers    map[string]string `json:"headers,omitempty"`
-	Payload    string            `json:"payload,omitempty"`
+	projector.Parked
+	Payload string `json:"payload,omitempty"`
 }
 
+// messageOf leaves out what may be data of users, unless payload is set.
 func messageOf(p projector.Parked, payload bool) message {
-	m := message{
-		Seq: p.Seq, Projector: p.Projector, Generation: p.Generation, Handler: p.Handler, State: p.State.String(), Class: p.Class.String(), Code: p.Code,
-		Key: p.Key, MessageID: p.MessageID, Topic: p.Topic, Type: p.Type, Attempts: p.Attempts, Version: p.Version, At: p.At, DueAt: p.DueAt,
-		ResolvedAt: p.ResolvedAt, By: p.By, Reason: p.Reason,
-	}
-	if payload {
-		m.Error, m.Headers, m.Payload = p.Error, p.Headers, string(p.Payload)
+	m := message{p, string(p.Payload)}
+	if !payload {
+		m.Error, m.Headers, m.Payload = "", nil, ""
 	}
 	return m
 }
 
 // Run prints the list.
 func (c *parkedLsCmd) Run(ctx context.Context, app *App) error {
-	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
+	const head = "seq | parked (UTC) | handler | generation | state | class | code | key | type | attempts | by"
+	cells := func(m message) []string {
+		return []string{
+			fmt.Sprint(m.Seq), at(m.At), cmp.Or(m.Handler, m.Projector), fmt.Sprint(m.Generation), m.State.String(), m.Class.String(), m.Code, m.Key, m.Type,
+			fmt.Sprint(m.Attempts), m.By,
+		}
+	}
+	return list(ctx, app, head, cells, func(_ *Session, ops *admin.Admin) ([]message, error) {
 		f := c.Filter()
 		f.After, f.Limit = c.After, c.Limit
 		found, err := ops.Parked(ctx, f)
-		if err != nil {
-			return err
-		}
-		list := each(found, func(p projector.Parked) message { return messageOf(p, false) })
-		return app.show(list, func(w io.Writer) {
-			table(w, "seq | parked (UTC) | handler | generation | state | class | code | key | type | attempts | by", list, func(m message) []string {
-				return []string{fmt.Sprint(m.Seq), at(m.At), cmp.Or(m.Handler, m.Projector), fmt.Sprint(m.Generation), m.State, m.Class, m.Code, m.Key, m.Type, fmt.Sprint(m.Attempts), m.By}
-			})
-		})
+		return each(found, func(p projector.Parked) message { return messageOf(p, false) }), err
 	})
 }
 
@@ -103,7 +80,7 @@ func (c *parkedShowCmd) Run(ctx context.Context, app *App) error {
 		}
 		m := messageOf(found[0], c.Payload)
 		return app.show(m, func(w io.Writer) {
-			fields(w, "seq", fmt.Sprint(m.Seq), "projector", m.Projector, "generation", fmt.Sprint(m.Generation), "handler", m.Handler, "state", m.State, "class", m.Class,
+			fields(w, "seq", fmt.Sprint(m.Seq), "projector", m.Projector, "generation", fmt.Sprint(m.Generation), "handler", m.Handler, "state", m.State.String(), "class", m.Class.String(),
 				"code", m.Code, "key", m.Key, "message", m.MessageID, "topic", m.Topic, "type", m.Type, "attempts", fmt.Sprint(m.Attempts), "version", m.Version,
 				"parked", at(m.At), "due", at(m.DueAt), "resolved", at(m.ResolvedAt), "by", m.By, "reason", m.Reason)
 			if c.Payload {
@@ -288,7 +265,7 @@ type parkedSkipCmd struct {
 
 // Run skips the messages.
 func (c *parkedSkipCmd) Run(ctx context.Context, app *App) error {
-	return app.change(ctx, c.decision, "The selected messages are never applied", "skipped", func(_ *Session, ops *admin.Admin, d provider.Decision) (int, error) {
+	return app.change(ctx, c.decision, "The selected messages are never applied", "skipped", func(ops *admin.Admin, d provider.Decision) (int, error) {
 		return ops.SkipParked(ctx, c.Filter(), d)
 	})
 }

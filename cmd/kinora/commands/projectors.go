@@ -10,6 +10,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/alecthomas/kong"
+
 	"github.com/kinora-go/kinora/admin"
 	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/projector"
@@ -19,12 +21,12 @@ import (
 type projectorsCmd struct {
 	Ls      projectorsLsCmd      `cmd:"" help:"List projectors: their generations, lag, and parked messages."`
 	Pause   projectorsPauseCmd   `cmd:"" help:"Pause a projector: nothing is applied to it. With --rebuild, pause its rebuild."`
-	Resume  projectorsResumeCmd  `cmd:"" help:"Resume a projector, or its rebuild."`
+	Resume  projectorsPauseCmd   `cmd:"" help:"Resume a projector, or its rebuild."`
 	Rebuild projectorsRebuildCmd `cmd:"" help:"Rebuild a read model from the log. A running runner does it."`
 	Verify  projectorsVerifyCmd  `cmd:"" help:"Compare a read model with the log. The exit status is 1 if rows differ."`
 	Cancel  projectorsCancelCmd  `cmd:"" help:"Give a rebuild up, and drop its tables."`
-	Promote projectorsPromoteCmd `cmd:"" help:"Make a generation live: the one before (a rollback), or a rebuild that waits."`
-	Drop    projectorsDropCmd    `cmd:"" help:"Drop the tables of a generation that was kept for a rollback."`
+	Promote generationCmd        `cmd:"" help:"Make a generation live: the one before (a rollback), or a rebuild that waits."`
+	Drop    generationCmd        `cmd:"" help:"Drop the tables of a generation that was kept for a rollback."`
 }
 
 type projectorsLsCmd struct{}
@@ -64,41 +66,31 @@ func rebuildText(r *admin.Rebuild) string {
 
 // Run prints the list.
 func (c *projectorsLsCmd) Run(ctx context.Context, app *App) error {
-	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
+	return list(ctx, app, projectorHead, projectorCells, func(_ *Session, ops *admin.Admin) ([]admin.Projector, error) {
 		f, err := ops.Facts(ctx)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		return app.show(orEmpty(f.Projectors), func(w io.Writer) { table(w, projectorHead, f.Projectors, projectorCells) })
+		return f.Projectors, nil
 	})
 }
 
 type projectorsPauseCmd struct {
 	Projector string `arg:"" help:"The name of the projector."`
-	Rebuild   bool   `help:"Pause its rebuild, and not the projector."`
+	Rebuild   bool   `help:"Its rebuild, and not the projector."`
 	decision  `embed:""`
 }
 
-// Run pauses a projector or a rebuild.
-func (c *projectorsPauseCmd) Run(ctx context.Context, app *App) error {
-	if c.Rebuild {
+// Run pauses or resumes a projector or a rebuild.
+func (c *projectorsPauseCmd) Run(ctx context.Context, app *App, k *kong.Context) error {
+	paused := k.Selected().Name == "pause"
+	switch {
+	case !c.Rebuild:
+		return app.pause(ctx, provider.PauseProjector, c.Projector, paused, c.decision)
+	case paused:
 		return app.control(ctx, c.Projector, 0, projector.Pause, c.decision)
 	}
-	return app.pause(ctx, provider.PauseProjector, c.Projector, true, c.decision)
-}
-
-type projectorsResumeCmd struct {
-	Projector string `arg:"" help:"The name of the projector."`
-	Rebuild   bool   `help:"Resume its rebuild, and not the projector."`
-	decision  `embed:""`
-}
-
-// Run resumes a projector or a rebuild.
-func (c *projectorsResumeCmd) Run(ctx context.Context, app *App) error {
-	if c.Rebuild {
-		return app.control(ctx, c.Projector, 0, projector.Resume, c.decision)
-	}
-	return app.pause(ctx, provider.PauseProjector, c.Projector, false, c.decision)
+	return app.control(ctx, c.Projector, 0, projector.Resume, c.decision)
 }
 
 // control applies an action to a generation. Zero means the one that is being rebuilt.
@@ -139,25 +131,17 @@ func (c *projectorsCancelCmd) Run(ctx context.Context, app *App) error {
 	return app.control(ctx, c.Projector, 0, projector.Cancel, c.decision)
 }
 
-type projectorsPromoteCmd struct {
+type generationCmd struct {
 	Projector  string `arg:"" help:"The name of the projector."`
 	Generation int    `arg:"" help:"The number of the generation."`
 	decision   `embed:""`
 }
 
-// Run promotes a generation.
-func (c *projectorsPromoteCmd) Run(ctx context.Context, app *App) error {
-	return app.control(ctx, c.Projector, c.Generation, projector.Promote, c.decision)
-}
-
-type projectorsDropCmd struct {
-	Projector  string `arg:"" help:"The name of the projector."`
-	Generation int    `arg:"" help:"The number of the generation."`
-	decision   `embed:""`
-}
-
-// Run drops a generation.
-func (c *projectorsDropCmd) Run(ctx context.Context, app *App) error {
+// Run promotes or drops a generation.
+func (c *generationCmd) Run(ctx context.Context, app *App, k *kong.Context) error {
+	if k.Selected().Name == "promote" {
+		return app.control(ctx, c.Projector, c.Generation, projector.Promote, c.decision)
+	}
 	if err := c.confirm(app, fmt.Sprintf("The tables of generation %d of %s are dropped: a rollback to it is not possible any more", c.Generation, c.Projector)); err != nil {
 		return err
 	}
@@ -307,7 +291,7 @@ func (c *projectorsVerifyCmd) Run(ctx context.Context, app *App) error {
 				report.Differences[i] = provider.Difference{Table: d.Table}
 			}
 		}
-		report.Differences = orEmpty(report.Differences)
+		report.Differences = append([]provider.Difference{}, report.Differences...)
 		err = app.show(report, func(w io.Writer) {
 			for _, d := range report.Differences {
 				if c.Payload {

@@ -117,10 +117,7 @@ func (c *doctorCmd) Run(ctx context.Context, app *App) error {
 				found[i].Private = nil
 			}
 		}
-		if found == nil {
-			found = []provider.Finding{}
-		}
-		if err := app.show(found, func(w io.Writer) { printFindings(w, found) }); err != nil {
+		if err := app.show(append([]provider.Finding{}, found...), func(w io.Writer) { printFindings(w, found) }); err != nil {
 			return err
 		}
 		if len(found) > 0 {

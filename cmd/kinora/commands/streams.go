@@ -38,29 +38,16 @@ type streamsLsCmd struct {
 
 // Run prints the list.
 func (c *streamsLsCmd) Run(ctx context.Context, app *App) error {
-	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
+	cells := func(s provider.Stream) []string { return []string{s.ID, fmt.Sprint(s.Version)} }
+	return list(ctx, app, "stream | events", cells, func(_ *Session, ops *admin.Admin) ([]provider.Stream, error) {
 		o, err := ops.Operations()
 		if err != nil {
-			return err
+			return nil, err
 		}
 		f := c.Filter()
 		f.After, f.Limit = c.After, c.Limit
-		list, err := o.Streams(ctx, f)
-		if err != nil {
-			return err
-		}
-		return app.show(orEmpty(list), func(w io.Writer) {
-			table(w, "stream | events", list, func(s provider.Stream) []string { return []string{s.ID, fmt.Sprint(s.Version)} })
-		})
+		return o.Streams(ctx, f)
 	})
-}
-
-// orEmpty returns a list that is [] and not null as JSON.
-func orEmpty[T any](list []T) []T {
-	if list == nil {
-		return []T{}
-	}
-	return list
 }
 
 type streamsCatCmd struct {

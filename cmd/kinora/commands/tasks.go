@@ -6,9 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"time"
 
 	"github.com/kinora-go/kinora/admin"
+	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/filters"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/task"
@@ -23,14 +23,18 @@ type tasksCmd struct {
 	Patch    tasksPatchCmd    `cmd:"" help:"Change the recorded results of a task."`
 }
 
-// withTasks is with for the tasks of the store.
-func (a *App) withTasks(ctx context.Context, do func(tasks provider.TaskInspector) error) error {
-	return a.with(ctx, func(_ *Session, ops *admin.Admin) error {
+// changeTasks is change for the tasks of the store. It explains that a task is not as a person has seen it.
+func (a *App) changeTasks(ctx context.Context, d decision, warning, done string, do func(tasks provider.TaskInspector, d provider.Decision) (int, error)) error {
+	return a.change(ctx, d, warning, done, func(ops *admin.Admin, d provider.Decision) (int, error) {
 		tasks, err := ops.Tasks()
 		if err != nil {
-			return err
+			return 0, err
 		}
-		return do(tasks)
+		n, err := do(tasks, d)
+		if errors.Is(err, provider.ErrTaskVersion) && !errors.Is(err, provider.ErrTaskEnded) {
+			err = fmt.Errorf("%w: look at it again with 'tasks show'", err)
+		}
+		return n, err
 	})
 }
 
@@ -42,61 +46,33 @@ type tasksLsCmd struct {
 
 // taskRow is a task as JSON.
 type taskRow struct {
-	ID        string          `json:"id"`
-	Kind      string          `json:"kind"`
-	Group     string          `json:"group,omitempty"`
-	Status    task.Status     `json:"status"`
-	Undo      bool            `json:"undo,omitempty"`
-	Why       string          `json:"why,omitempty"`
-	Version   int64           `json:"version"`
-	Attempts  int             `json:"attempts"`
-	Suspect   bool            `json:"suspect,omitempty"`
-	Waits     string          `json:"waits,omitempty"`
-	Code      string          `json:"code,omitempty"`
-	ClaimedBy string          `json:"claimed_by,omitempty"`
-	CreatedAt time.Time       `json:"created_at"`
-	NextAt    time.Time       `json:"next_at,omitzero"`
-	LastAt    time.Time       `json:"last_attempted_at,omitzero"`
-	Input     json.RawMessage `json:"input,omitempty"`
-	State     any             `json:"state,omitempty"`
-	Result    json.RawMessage `json:"result,omitempty"`
-	Trail     []trailRow      `json:"trail,omitempty"`
+	task.Task
+	Trail []provider.TaskRecord `json:"trail,omitempty"`
 }
 
-type trailRow struct {
-	At     time.Time `json:"at"`
-	What   string    `json:"what"`
-	Detail string    `json:"detail,omitempty"`
-	By     string    `json:"by,omitempty"`
-	Reason string    `json:"reason,omitempty"`
-}
-
+// taskOf leaves out what may be data of users, unless payload is set.
 func taskOf(t task.Task, payload bool) taskRow {
-	row := taskRow{
-		ID: t.ID, Kind: t.Kind, Group: t.Group, Status: t.Status, Undo: t.Undo, Why: t.Why, Version: t.Version, Attempts: t.Attempts, Suspect: t.Suspect,
-		Waits: t.Waits, Code: t.Code, ClaimedBy: t.ClaimedBy, CreatedAt: t.CreatedAt, NextAt: t.NextAt, LastAt: t.LastAttemptedAt,
+	if !payload {
+		t.Input, t.State, t.Result, t.Metadata = nil, nil, nil, eventstore.Metadata{}
 	}
-	if payload {
-		row.Input, row.State, row.Result = t.Input, t.State, t.Result
-	}
-	return row
+	return taskRow{Task: t}
 }
 
 // Run prints the list.
 func (c *tasksLsCmd) Run(ctx context.Context, app *App) error {
-	return app.withTasks(ctx, func(tasks provider.TaskInspector) error {
+	const head = "id | kind | status | code | attempts | waits for | created (UTC) | last attempt (UTC) | next (UTC)"
+	cells := func(t taskRow) []string {
+		return []string{t.ID, t.Kind, string(t.Status), t.Code, fmt.Sprint(t.Attempts), t.Waits, at(t.CreatedAt), at(t.LastAttemptedAt), at(t.NextAt)}
+	}
+	return list(ctx, app, head, cells, func(_ *Session, ops *admin.Admin) ([]taskRow, error) {
+		tasks, err := ops.Tasks()
+		if err != nil {
+			return nil, err
+		}
 		f := c.Filter()
 		f.After, f.Limit = c.After, c.Limit
 		found, err := tasks.Tasks(ctx, f)
-		if err != nil {
-			return err
-		}
-		list := each(found, func(t task.Task) taskRow { return taskOf(t, false) })
-		return app.show(list, func(w io.Writer) {
-			table(w, "id | kind | status | code | attempts | waits for | created (UTC) | last attempt (UTC) | next (UTC)", list, func(t taskRow) []string {
-				return []string{t.ID, t.Kind, string(t.Status), t.Code, fmt.Sprint(t.Attempts), t.Waits, at(t.CreatedAt), at(t.LastAt), at(t.NextAt)}
-			})
-		})
+		return each(found, func(t task.Task) taskRow { return taskOf(t, false) }), err
 	})
 }
 
@@ -107,7 +83,11 @@ type tasksShowCmd struct {
 
 // Run prints a task.
 func (c *tasksShowCmd) Run(ctx context.Context, app *App) error {
-	return app.withTasks(ctx, func(tasks provider.TaskInspector) error {
+	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
+		tasks, err := ops.Tasks()
+		if err != nil {
+			return err
+		}
 		found, err := tasks.Tasks(ctx, task.Filter{IDs: []string{c.ID}})
 		if err != nil {
 			return err
@@ -116,24 +96,24 @@ func (c *tasksShowCmd) Run(ctx context.Context, app *App) error {
 			return fmt.Errorf("the task %s does not exist: it may be over and deleted", c.ID)
 		}
 		t := taskOf(found[0], c.Payload)
-		trail, err := tasks.TaskTrail(ctx, c.ID)
-		if err != nil {
+		if t.Trail, err = tasks.TaskTrail(ctx, c.ID); err != nil {
 			return err
 		}
-		t.Trail = each(trail, func(r provider.TaskRecord) trailRow { return trailRow{r.At, r.What, r.Detail, r.By, r.Reason} })
 		return app.show(t, func(w io.Writer) {
 			undo := ""
 			if t.Undo {
 				undo = "its steps are being undone: " + t.Why
 			}
 			fields(w, "id", t.ID, "kind", t.Kind, "group", t.Group, "status", string(t.Status), "direction", undo, "version", fmt.Sprint(t.Version), "attempts", fmt.Sprint(t.Attempts),
-				"waits for", t.Waits, "code", t.Code, "claimed by", t.ClaimedBy, "created", at(t.CreatedAt), "last attempt", at(t.LastAt), "next", at(t.NextAt))
+				"waits for", t.Waits, "code", t.Code, "claimed by", t.ClaimedBy, "created", at(t.CreatedAt), "last attempt", at(t.LastAttemptedAt), "next", at(t.NextAt))
 			if c.Payload {
 				state, _ := json.Marshal(t.State)
 				fields(w, "input", string(t.Input), "state", string(state), "result", string(t.Result))
 			}
 			if len(t.Trail) > 0 {
-				table(w, "at (UTC) | what | detail | by | reason", t.Trail, func(r trailRow) []string { return []string{at(r.At), r.What, r.Detail, r.By, r.Reason} })
+				table(w, "at (UTC) | what | detail | by | reason", t.Trail, func(r provider.TaskRecord) []string {
+					return []string{at(r.At), r.What, r.Detail, r.By, r.Reason}
+				})
 			}
 		})
 	})
@@ -153,11 +133,7 @@ func (c *tasksRequeueCmd) Validate() error {
 // Run requeues tasks.
 func (c *tasksRequeueCmd) Run(ctx context.Context, app *App) error {
 	const warning = "The selected tasks run again, perhaps at once"
-	return app.change(ctx, c.decision, warning, "requeued", func(_ *Session, ops *admin.Admin, d provider.Decision) (int, error) {
-		tasks, err := ops.Tasks()
-		if err != nil {
-			return 0, err
-		}
+	return app.changeTasks(ctx, c.decision, warning, "requeued", func(tasks provider.TaskInspector, d provider.Decision) (int, error) {
 		return tasks.RequeueTasks(ctx, c.Filter(), d)
 	})
 }
@@ -175,11 +151,7 @@ func (c *tasksCancelCmd) Validate() error {
 // Run cancels tasks.
 func (c *tasksCancelCmd) Run(ctx context.Context, app *App) error {
 	const warning = "The selected tasks are given up, and what their steps did is undone"
-	return app.change(ctx, c.decision, warning, "canceled", func(_ *Session, ops *admin.Admin, d provider.Decision) (int, error) {
-		tasks, err := ops.Tasks()
-		if err != nil {
-			return 0, err
-		}
+	return app.changeTasks(ctx, c.decision, warning, "canceled", func(tasks provider.TaskInspector, d provider.Decision) (int, error) {
 		return tasks.CancelTasks(ctx, c.Filter(), d)
 	})
 }
@@ -201,21 +173,9 @@ func (c *tasksCompleteCmd) Validate() error {
 // Run completes a task.
 func (c *tasksCompleteCmd) Run(ctx context.Context, app *App) error {
 	warning := "The task " + c.ID + " ends with this result, without running"
-	return app.change(ctx, c.decision, warning, "completed", func(_ *Session, ops *admin.Admin, d provider.Decision) (int, error) {
-		tasks, err := ops.Tasks()
-		if err != nil {
-			return 0, err
-		}
-		return 1, notAsRead(tasks.CompleteTask(ctx, c.ID, json.RawMessage(c.Result), d))
+	return app.changeTasks(ctx, c.decision, warning, "completed", func(tasks provider.TaskInspector, d provider.Decision) (int, error) {
+		return 1, tasks.CompleteTask(ctx, c.ID, json.RawMessage(c.Result), d)
 	})
-}
-
-// notAsRead explains that a task is not as a person has seen it.
-func notAsRead(err error) error {
-	if errors.Is(err, provider.ErrTaskVersion) && !errors.Is(err, provider.ErrTaskEnded) {
-		return fmt.Errorf("%w: look at it again with 'tasks show'", err)
-	}
-	return err
 }
 
 type tasksPatchCmd struct {
@@ -236,11 +196,7 @@ func (c *tasksPatchCmd) Validate() error {
 // Run changes the state of a task.
 func (c *tasksPatchCmd) Run(ctx context.Context, app *App) error {
 	warning := "Recorded results of the task " + c.ID + " are changed"
-	return app.change(ctx, c.decision, warning, "changed", func(_ *Session, ops *admin.Admin, d provider.Decision) (int, error) {
-		tasks, err := ops.Tasks()
-		if err != nil {
-			return 0, err
-		}
-		return 1, notAsRead(tasks.PatchTask(ctx, c.ID, c.Version, json.RawMessage(c.Patch), d))
+	return app.changeTasks(ctx, c.decision, warning, "changed", func(tasks provider.TaskInspector, d provider.Decision) (int, error) {
+		return 1, tasks.PatchTask(ctx, c.ID, c.Version, json.RawMessage(c.Patch), d)
 	})
 }
