@@ -114,18 +114,17 @@ func checkDraft(d *eventstore.Draft, maxPayload int) error {
 }
 
 func checkMetadata(m *eventstore.Metadata) error {
-	for _, f := range [...]struct{ name, value string }{
-		{"correlation_id", m.CorrelationID}, {"causation_id", m.CausationID},
-		{"traceparent", m.Traceparent}, {"actor", m.Actor},
-	} {
-		if f.value == "" {
-			continue
-		}
-		if err := CheckText("metadata."+f.name, f.value, maxHeaderValue); err != nil {
-			return err
-		}
+	return firstError(checkValue("metadata.correlation_id", m.CorrelationID), checkValue("metadata.causation_id", m.CausationID),
+		checkValue("metadata.traceparent", m.Traceparent), checkValue("metadata.actor", m.Actor),
+		checkPairs("metadata.extra", m.Extra, maxExtra, maxExtraKey))
+}
+
+// checkValue is CheckText for a value of metadata or of a header, which may be empty.
+func checkValue(field, value string) error {
+	if value == "" {
+		return nil
 	}
-	return checkPairs("metadata.extra", m.Extra, maxExtra, maxExtraKey)
+	return CheckText(field, value, maxHeaderValue)
 }
 
 // CheckHeaders returns an *eventstore.InvalidError for more than 64 keys, a key that is empty or
@@ -139,13 +138,7 @@ func checkPairs(field string, pairs map[string]string, most, mostKey int) error 
 		return invalidf(field, "%d keys: at most %d are allowed", len(pairs), most)
 	}
 	for k, v := range pairs {
-		if err := CheckText(field+" key", k, mostKey); err != nil {
-			return err
-		}
-		if v == "" {
-			continue
-		}
-		if err := CheckText(field+" value", v, maxHeaderValue); err != nil {
+		if err := firstError(CheckText(field+" key", k, mostKey), checkValue(field+" value", v)); err != nil {
 			return err
 		}
 	}
@@ -244,23 +237,17 @@ func numberGrowth(n string) (more int, ok bool) {
 // CheckSnapshot checks the arguments of LoadSnapshot, and of SaveSnapshot if s has a version. Its error
 // is an *eventstore.InvalidError.
 func CheckSnapshot(stream string, s eventstore.Snapshot) error {
-	if err := CheckStream(stream); err != nil {
+	if err := firstError(CheckStream(stream), CheckText("snapshot schema", s.Schema, 64)); err != nil || s.Version == 0 && s.State == nil {
 		return err
-	}
-	if err := CheckText("snapshot schema", s.Schema, 64); err != nil {
-		return err
-	}
-	if s.Version == 0 && s.State == nil {
-		return nil
 	}
 	if err := CheckText("snapshot event id", s.EventID, MaxIDBytes); err != nil {
 		return err
 	}
 	if s.Version < 1 {
-		return &eventstore.InvalidError{Field: "snapshot version", Reason: "must be 1 or more"}
+		return invalid("snapshot version", "must be 1 or more")
 	}
 	if len(s.State) > MaxSnapshotBytes {
-		return &eventstore.InvalidError{Field: "snapshot state", Reason: "has more than " + strconv.Itoa(MaxSnapshotBytes) + " bytes"}
+		return invalidf("snapshot state", "has more than %d bytes", MaxSnapshotBytes)
 	}
 	return nil
 }

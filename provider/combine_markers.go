@@ -14,6 +14,7 @@ import (
 type markedPair[Tx, Outer any] struct {
 	Parking
 	Liveness
+	Builds
 	Leases
 	units MarkerUnits[Tx]
 	store Provider[Outer]
@@ -24,7 +25,7 @@ type markedPair[Tx, Outer any] struct {
 
 func newMarkedPair[Tx, Outer any](units MarkerUnits[Tx], store Provider[Outer]) *markedPair[Tx, Outer] {
 	return &markedPair[Tx, Outer]{
-		Parking: store, Liveness: store, Leases: store, units: units, store: store,
+		Parking: store, Liveness: store, Builds: store, Leases: store, units: units, store: store,
 		pruned: map[Build]time.Time{},
 	}
 }

@@ -113,24 +113,16 @@ func (p *markedPair[Tx, Outer]) DropAhead(ctx context.Context, b Build, position
 	}
 	keeps := map[Lane]bool{}
 	var ahead []Parked
-	f := ParkedFilter{Projector: b.Projector, Generation: b.Number(), Limit: 1000}
-	for {
-		rows, err := p.store.Parked(ctx, f)
-		if err != nil {
-			return err
+	err = p.eachParked(ctx, ParkedFilter{Projector: b.Projector, Generation: b.Number()}, func(row Parked) {
+		own, is := recorded[row.MessageID]
+		at := max(positionOf(&row, c.Lineage), own)
+		again := lost[row.Lane] && at > 0 || !is && at > position
+		if keeps[row.Lane] = keeps[row.Lane] || !again; !keeps[row.Lane] {
+			ahead = append(ahead, row)
 		}
-		if len(rows) == 0 {
-			break
-		}
-		for i := range rows {
-			f.After = rows[i].Seq
-			own, is := recorded[rows[i].MessageID]
-			lane, at := rows[i].Lane, max(positionOf(&rows[i], c.Lineage), own)
-			again := lost[lane] && at > 0 || !is && at > position
-			if keeps[lane] = keeps[lane] || !again; !keeps[lane] {
-				ahead = append(ahead, rows[i])
-			}
-		}
+	})
+	if err != nil {
+		return err
 	}
 	for page := range slices.Chunk(ahead, 100) {
 		if err := p.drop(ctx, b, page); err != nil {
@@ -138,6 +130,20 @@ func (p *markedPair[Tx, Outer]) DropAhead(ctx context.Context, b Build, position
 		}
 	}
 	return nil
+}
+
+// eachParked calls do for each parked message that f selects, in order of Seq.
+func (p *markedPair[Tx, Outer]) eachParked(ctx context.Context, f ParkedFilter, do func(Parked)) error {
+	for f.Limit = 1000; ; {
+		rows, err := p.store.Parked(ctx, f)
+		if err != nil || len(rows) == 0 {
+			return err
+		}
+		for _, row := range rows {
+			f.After = row.Seq
+			do(row)
+		}
+	}
 }
 
 // drop resolves parked messages without applying them. If another unit has locked their lane, it asks again:
@@ -284,24 +290,15 @@ func (p *markedPair[Tx, Outer]) Lost(ctx context.Context, b Build) (ids []string
 		return nil, err
 	}
 	var skipped []string
-	f := ParkedFilter{
-		Projector: b.Projector, Generation: b.Number(), States: []ParkedState{StateWaiting, StateStuck, StateSkipped}, Limit: 1000,
-	}
-	for {
-		rows, err := p.store.Parked(ctx, f)
-		if err != nil {
-			return nil, err
+	f := ParkedFilter{Projector: b.Projector, Generation: b.Number(), States: []ParkedState{StateWaiting, StateStuck, StateSkipped}}
+	err = p.eachParked(ctx, f, func(row Parked) {
+		if _, is := recorded[row.MessageID]; is && row.State == StateSkipped {
+			skipped = append(skipped, row.MessageID)
 		}
-		if len(rows) == 0 {
-			break
-		}
-		for i := range rows {
-			f.After = rows[i].Seq
-			if _, is := recorded[rows[i].MessageID]; is && rows[i].State == StateSkipped {
-				skipped = append(skipped, rows[i].MessageID)
-			}
-			delete(recorded, rows[i].MessageID)
-		}
+		delete(recorded, row.MessageID)
+	})
+	if err != nil {
+		return nil, err
 	}
 	for id, position := range recorded {
 		if position > 0 {
@@ -315,11 +312,6 @@ func (p *markedPair[Tx, Outer]) Lost(ctx context.Context, b Build) (ids []string
 		err = p.units.Forget(ctx, b, skipped)
 	}
 	return ids, err
-}
-
-// Generations implements Builds.
-func (p *markedPair[Tx, Outer]) Generations(ctx context.Context, projector string) ([]Generation, error) {
-	return p.store.Generations(ctx, projector)
 }
 
 // SetGeneration implements Builds.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
@@ -61,7 +62,7 @@ type Entry struct {
 	Status    EntryStatus `json:"status"`
 	Attempts  int         `json:"attempts"`             // claims counted since it was added or requeued, the live one included
 	Suspect   bool        `json:"suspect,omitempty"`    // the lease of a claim expired without a mark; now it is claimed alone
-	Token     claim.Token `json:"-"`                    // of the last claim
+	Token     claim.Token `json:"token,omitzero"`       // of the last claim
 	ClaimedBy string      `json:"claimed_by,omitempty"` // the holder of the last claim
 	LastError string      `json:"last_error,omitempty"` // the class of the last error, never its text
 	// NextAttemptAt is the end of the lease of a claimed entry, and the time when a skipped entry
@@ -119,12 +120,7 @@ type EntryFilter struct {
 // OnlyOpen reports whether f selects only open entries. Providers find these without reading
 // resolved ones.
 func (f EntryFilter) OnlyOpen() bool {
-	for _, s := range f.Status {
-		if !s.Open() {
-			return false
-		}
-	}
-	return len(f.Status) > 0
+	return len(f.Status) > 0 && !slices.ContainsFunc(f.Status, func(s EntryStatus) bool { return !s.Open() })
 }
 
 // EntryRetention is how long resolved entries are kept. Abandoned entries are kept until an

@@ -34,11 +34,14 @@ const (
 
 var classes = [...]string{"unknown", "transient", "permanent", "shutdown", "ambiguous", "held"}
 
-func (c Class) String() string {
-	if c < 0 || int(c) >= len(classes) {
-		return classes[ClassUnknown]
+func (c Class) String() string { return wordOf(classes[:], c, ClassUnknown) }
+
+// wordOf returns the word of a constant, or that of other for a value that is none.
+func wordOf[T ~int](words []string, value, other T) string {
+	if value < 0 || int(value) >= len(words) {
+		return words[other]
 	}
-	return classes[c]
+	return words[value]
 }
 
 // ParseClass is the inverse of Class.String. Any other text is ClassUnknown.

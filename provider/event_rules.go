@@ -2,7 +2,6 @@ package provider
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"iter"
 	"slices"
@@ -84,34 +83,21 @@ func placeOf(e eventstore.Raw) LogPlace {
 	return LogPlace{Position: e.Position, ID: e.ID, RecordedAt: e.RecordedAt}
 }
 
-// PositionIn implements Log.LogPosition for a store that yields its visible events behind a position in order.
-// head is the position of the last one.
-func PositionIn(ctx context.Context, from eventstore.From, head int64, after func(position int64) iter.Seq[eventstore.Raw]) (int64, error) {
-	return FindPosition(ctx, rowIndex{head, after}, from)
-}
-
-// rowIndex is a LogIndex of events that are read in order.
-type rowIndex struct {
-	head  int64
-	after func(position int64) iter.Seq[eventstore.Raw]
-}
-
-func (x rowIndex) Head(context.Context) (int64, error) { return x.head, nil }
-
-func (x rowIndex) Next(_ context.Context, after int64) (LogPlace, error) {
-	for e := range x.after(after) {
-		return placeOf(e), nil
+// PositionIn implements Log.LogPosition for a store that yields its visible events in order. head is the
+// position of the last one.
+func PositionIn(from eventstore.From, head int64, events iter.Seq[eventstore.Raw]) (int64, error) {
+	if err := CheckFrom(from); err != nil || !from.Now && from.Time.IsZero() {
+		return from.Position, err
 	}
-	return LogPlace{}, nil
-}
-
-func (x rowIndex) Since(_ context.Context, after int64, t time.Time) (int64, bool, error) {
-	for e := range x.after(after) {
-		if !e.RecordedAt.Before(t) {
-			return e.Position - 1, true, nil
+	if from.Now {
+		return head, nil
+	}
+	for e := range events {
+		if !e.RecordedAt.Before(from.Time) {
+			return e.Position - 1, nil
 		}
 	}
-	return 0, false, nil
+	return head, nil
 }
 
 // Passed is the check of Archive in a store. behind has the projectors that take an event of the stream

@@ -121,18 +121,10 @@ func CheckPause(p Pause) error {
 	if p.Kind != PauseProjector && p.Kind != PauseTopic || p.Name == "" || len(p.Name) > MaxIDBytes {
 		return fmt.Errorf("%w: pause.Kind is %q and Name has %d bytes: use a constant, and a name of 1 to %d bytes", ErrInput, p.Kind, len(p.Name), MaxIDBytes)
 	}
-	if err := CheckStorable("pause.Name", p.Name); err != nil {
-		return err
-	}
-	return checkDecision(p.Decision)
+	return firstError(CheckStorable("pause.Name", p.Name), checkDecision(p.Decision))
 }
 
-func checkDecision(d Decision) error {
-	if err := d.Validate(); err != nil {
-		return err
-	}
-	return CheckDecision(StateWaiting, d)
-}
+func checkDecision(d Decision) error { return firstError(d.Validate(), CheckDecision(StateWaiting, d)) }
 
 // Acts stores what operators did, and requests that services take up. What has a record of its own
 // (parked messages, tasks, generations) is not stored here. Each method is a separate transaction.
@@ -239,10 +231,8 @@ func CheckAct(a Act) error {
 	if err := checkDecision(a.Decision); err != nil {
 		return err
 	}
-	for _, f := range []struct{ field, text string }{{"act.Verb", a.Verb}, {"act.Kind", a.Kind}, {"act.Name", a.Name}} {
-		if err := CheckStorable(f.field, f.text); err != nil {
-			return fmt.Errorf("%w: %w", ErrInput, err)
-		}
+	if err := firstError(CheckStorable("act.Verb", a.Verb), CheckStorable("act.Kind", a.Kind), CheckStorable("act.Name", a.Name)); err != nil {
+		return fmt.Errorf("%w: %w", ErrInput, err)
 	}
 	return checkActJSON("act.Detail", a.Detail)
 }

@@ -48,16 +48,12 @@ func (m OutboxMessage) Normalize(ctx context.Context, maxPayload int) (OutboxMes
 	if maxPayload <= 0 {
 		maxPayload = DefaultMaxPayload
 	}
-	for _, f := range []struct{ name, value string }{{"message id", m.ID}, {"topic", m.Topic}, {"key", m.Key}} {
-		if err := CheckText(f.name, f.value, MaxIDBytes); err != nil {
-			return m, err
-		}
+	if err := firstError(CheckText("message id", m.ID, MaxIDBytes), CheckText("topic", m.Topic, MaxIDBytes), CheckText("key", m.Key, MaxIDBytes),
+		CheckHeaders("headers", m.Headers)); err != nil {
+		return m, err
 	}
 	if len(m.Payload) > maxPayload {
 		return m, invalidf("payload", "%d bytes: at most %d are allowed", len(m.Payload), maxPayload)
-	}
-	if err := CheckHeaders("headers", m.Headers); err != nil {
-		return m, err
 	}
 	m.Headers = maps.Clone(m.Headers)
 	return m.Inherit(eventstore.MetadataFrom(ctx)), nil
@@ -149,7 +145,7 @@ func (m *OutboxMessage) SetPlace(position int64, log string) {
 // id and the traceparent. Values that no store accepts are left out.
 func Inherited(m eventstore.Metadata) eventstore.Metadata {
 	valid := func(value string) string {
-		if value == "" || CheckText("metadata", value, maxHeaderValue) != nil {
+		if checkValue("metadata", value) != nil {
 			return ""
 		}
 		return value

@@ -7,11 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
-	"unicode/utf8"
-
-	"github.com/kinora-go/kinora/eventstore"
 )
 
 // Parking stores parked messages, as one queue per lane. Each method is a separate transaction.
@@ -86,12 +82,7 @@ const (
 
 var states = [...]string{"waiting", "stuck", "replayed", "skipped"}
 
-func (s ParkedState) String() string {
-	if s < 0 || int(s) >= len(states) {
-		return states[StateWaiting]
-	}
-	return states[s]
-}
+func (s ParkedState) String() string { return wordOf(states[:], s, StateWaiting) }
 
 // ParseParkedState is the inverse of ParkedState.String. Any other text is StateStuck.
 func ParseParkedState(s string) ParkedState {
@@ -178,10 +169,8 @@ func CheckDecision(to ParkedState, d Decision) error {
 	if err := d.Validate(); err != nil {
 		return err
 	}
-	for _, f := range []struct{ field, text string }{{"decision.by", d.By}, {"decision.reason", d.Reason}} {
-		if !utf8.ValidString(f.text) || strings.Contains(f.text, "\x00") {
-			return fmt.Errorf("%w: %w", ErrInput, &eventstore.InvalidError{Field: f.field, Reason: "must be UTF-8 without NUL characters"})
-		}
+	if err := firstError(CheckStored("decision.by", d.By), CheckStored("decision.reason", d.Reason)); err != nil {
+		return fmt.Errorf("%w: %w", ErrInput, err)
 	}
 	return nil
 }

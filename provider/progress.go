@@ -104,12 +104,7 @@ const (
 var modes = [...]string{"", "catch-up", "closing", "live", "ended"}
 
 // String returns "catch-up", "closing", "live" or "ended", and "" for any other mode.
-func (m Mode) String() string {
-	if m < 0 || int(m) >= len(modes) {
-		return ""
-	}
-	return modes[m]
-}
+func (m Mode) String() string { return wordOf(modes[:], m, 0) }
 
 // ParseMode is the inverse of String. Any other text is a mode that no reader has.
 func ParseMode(s string) Mode { return Mode(slices.Index(modes[:], s)) }

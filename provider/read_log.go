@@ -114,16 +114,11 @@ func (w *logWait) explain(ctx context.Context, err error) error {
 		return err
 	}
 	waited := time.Since(w.began) //nolint:forbidigo // a duration
-	return fmt.Errorf("waited %s for %s: %w", waited.Round(time.Millisecond), OpenAppends(w.open), err)
-}
-
-// OpenAppends describes open appends for an error.
-func OpenAppends(open []OpenAppend) string {
-	names := make([]string, len(open))
-	for i, o := range open {
+	names := make([]string, len(w.open))
+	for i, o := range w.open {
 		names[i] = o.String()
 	}
-	return "the open appends of " + strings.Join(names, ", ")
+	return fmt.Errorf("waited %s for the open appends of %s: %w", waited.Round(time.Millisecond), strings.Join(names, ", "), err)
 }
 
 // CheckFrom refuses a negative position, a time outside the years 1 to 9999, and more than one field.

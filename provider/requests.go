@@ -61,32 +61,35 @@ type VerifyReport struct {
 
 // Outcome returns the report as JSON of at most MaxActBytes. What does not fit is left out.
 func (r DryRunReport) Outcome() json.RawMessage {
-	for {
-		text, err := json.Marshal(r)
-		if err == nil && len(text) <= MaxActBytes {
-			return text
+	return fitting(&r, func() bool {
+		r.Cut = true
+		if n := len(r.Changes); n > 0 {
+			r.Changes = r.Changes[:n/2]
+			return true
 		}
-		n := len(r.Changes)
-		if r.Cut = true; n == 0 {
-			r.Failures, r.Output = r.Failures[:len(r.Failures)/2], r.Output[:len(r.Output)/2]
-		}
-		r.Changes = r.Changes[:n/2]
-		if n == 0 && len(r.Failures) == 0 && len(r.Output) == 0 {
-			return json.RawMessage(`{"cut":true}`)
-		}
-	}
+		r.Failures, r.Output = r.Failures[:len(r.Failures)/2], r.Output[:len(r.Output)/2]
+		return len(r.Failures)+len(r.Output) > 0
+	})
 }
 
 // Outcome returns the report as JSON of at most MaxActBytes. What does not fit is left out.
 func (r VerifyReport) Outcome() json.RawMessage {
+	return fitting(&r, func() bool {
+		n := len(r.Differences)
+		r.Cut, r.Differences = true, r.Differences[:n/2]
+		return n > 0
+	})
+}
+
+// fitting returns a report as JSON. While it is too long, it calls shorten, which returns false if nothing is left to leave out.
+func fitting(report any, shorten func() bool) json.RawMessage {
 	for {
-		text, err := json.Marshal(r)
+		text, err := json.Marshal(report)
 		if err == nil && len(text) <= MaxActBytes {
 			return text
 		}
-		if r.Cut = true; len(r.Differences) == 0 {
+		if !shorten() {
 			return json.RawMessage(`{"cut":true}`)
 		}
-		r.Differences = r.Differences[:len(r.Differences)/2]
 	}
 }

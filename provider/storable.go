@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
-
-	"github.com/kinora-go/kinora/eventstore"
 )
 
 // CheckStorable returns an *eventstore.InvalidError for text that is longer than MaxIDBytes, is
@@ -55,7 +53,7 @@ func CheckParkedFilter(f ParkedFilter) error {
 
 func checkLimit(limit int) error {
 	if limit < 0 {
-		return &eventstore.InvalidError{Field: "filter.limit", Reason: "must not be negative"}
+		return invalid("filter.limit", "must not be negative")
 	}
 	return nil
 }
@@ -132,14 +130,14 @@ func CheckQuestions(questions []Question) error {
 // CheckSetCheckpoint checks the arguments of Progress.SetCheckpoint.
 func CheckSetCheckpoint(projector string, to Checkpoint) error {
 	if to.Mode < ModeCatchUp || to.Mode > ModeLive {
-		return &eventstore.InvalidError{Field: "checkpoint.mode", Reason: fmt.Sprintf("%d: set one of the modes", to.Mode)}
+		return invalidf("checkpoint.mode", "%d: set one of the modes", to.Mode)
 	}
 	if to.Place.Position < 0 {
-		return &eventstore.InvalidError{Field: "checkpoint.place.position", Reason: fmt.Sprintf("%d: must not be negative", to.Place.Position)}
+		return invalidf("checkpoint.place.position", "%d: must not be negative", to.Place.Position)
 	}
 	for _, split := range to.Splits {
 		if split.First < 1 || split.Count < 0 || split.First > math.MaxInt32-split.Count {
-			return &eventstore.InvalidError{Field: "checkpoint.splits", Reason: fmt.Sprintf("%+v: First must be at least 1 and Count at least 0", split)}
+			return invalidf("checkpoint.splits", "%+v: First must be at least 1 and Count at least 0", split)
 		}
 	}
 	return firstError(CheckStorable("projector", projector), CheckStorable("checkpoint.lineage", to.Lineage), CheckStorable("checkpoint.place.id", to.Place.ID),

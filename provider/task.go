@@ -66,7 +66,7 @@ type Task struct {
 	Waits     string      `json:"waits,omitempty"`      // the name that it waits for, or waited for when it was claimed
 	TimedOut  bool        `json:"timed_out,omitempty"`  // claimed: its wait was over at the time of the claim
 	Spent     bool        `json:"spent,omitempty"`      // claimed: its last lease ended at the limit of attempts; do not run it
-	Token     claim.Token `json:"-"`                    // of the last claim
+	Token     claim.Token `json:"token,omitzero"`       // of the last claim
 	ClaimedBy string      `json:"claimed_by,omitempty"` // the holder of the last claim
 	Code      string      `json:"code,omitempty"`       // of the last failure; a word or a class, never a text
 	// Metadata has the correlation id, the causation id and the traceparent of the context that it was

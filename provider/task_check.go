@@ -160,7 +160,7 @@ func CheckTaskFilter(f TaskFilter) error {
 
 // CheckTaskDecision checks a filter and a decision: an invalid decision is ErrInput.
 func CheckTaskDecision(f TaskFilter, d Decision) error {
-	return firstError(CheckTaskFilter(f), d.Validate(), CheckDecision(StateWaiting, d))
+	return firstError(CheckTaskFilter(f), checkDecision(d))
 }
 
 // CheckTaskCancel is CheckTaskDecision, and returns ErrInput for a filter that selects all tasks.

@@ -54,7 +54,7 @@ var redis = []Mutant{
 	{
 		Name:  "redis_lost_behind_parked",
 		What:  "events that were lost wait behind parked ones of their stream that come later",
-		Edits: []Edit{{File: "provider/combine_records.go", Old: "lost[lane] && at > 0 ||", New: ""}},
+		Edits: []Edit{{File: "provider/combine_records.go", Old: "lost[row.Lane] && at > 0 ||", New: ""}},
 		Tests: []Test{{"./providers/redis", "TestWhatIsLostComesBeforeWhatIsParked"}},
 	},
 	{

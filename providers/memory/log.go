@@ -60,7 +60,7 @@ func (db *Provider) LogPosition(ctx context.Context, from eventstore.From) (int6
 		return 0, err
 	}
 	s := db.committed.Load()
-	return provider.PositionIn(ctx, from, s.position, s.after)
+	return provider.PositionIn(from, s.position, s.after(0))
 }
 
 // LogStreams implements provider.Log.

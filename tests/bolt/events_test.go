@@ -243,7 +243,7 @@ func (s *session) head() int64 {
 func (db *DB) LogPosition(ctx context.Context, from eventstore.From) (int64, error) {
 	var failed error
 	at, err := query(ctx, db, "find a position", nil, func(s *session) (at int64) {
-		at, failed = provider.PositionIn(ctx, from, s.head(), s.after)
+		at, failed = provider.PositionIn(from, s.head(), s.after(0))
 		return at
 	})
 	return at, cmp.Or(err, failed)

@@ -10,6 +10,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/kinora-go/kinora/admin"
+	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/internal/filters"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
@@ -37,8 +38,9 @@ type entry struct {
 	Payload string `json:"payload,omitempty"`
 }
 
-// entryOf leaves out what may be data of users, unless payload is set.
+// entryOf leaves out the token, and what may be data of users unless payload is set.
 func entryOf(e outbox.Entry, payload bool) entry {
+	e.Token = claim.Token{}
 	one := entry{e, string(e.Payload)}
 	if !payload {
 		one.Headers, one.Payload = nil, ""

@@ -8,6 +8,7 @@ import (
 	"io"
 
 	"github.com/kinora-go/kinora/admin"
+	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/filters"
 	"github.com/kinora-go/kinora/provider"
@@ -50,8 +51,9 @@ type taskRow struct {
 	Trail []provider.TaskRecord `json:"trail,omitempty"`
 }
 
-// taskOf leaves out what may be data of users, unless payload is set.
+// taskOf leaves out the token, and what may be data of users unless payload is set.
 func taskOf(t task.Task, payload bool) taskRow {
+	t.Token = claim.Token{}
 	if !payload {
 		t.Input, t.State, t.Result, t.Metadata = nil, nil, nil, eventstore.Metadata{}
 	}
