@@ -6,10 +6,10 @@ var observers = []Mutant{
 		Name: "claims_uncounted",
 		What: "claims that find nothing, or take over what another one has left, are not counted",
 		Edits: []Edit{
-			{File: "telemetry/otel/relay.go", Old: "len(entries) == 0 && err == nil", New: "false"},
-			{File: "telemetry/otel/relay.go", Old: "if e.Suspect {", New: "if false {"},
-			{File: "telemetry/otel/worker.go", Old: "len(tasks) == 0 && err == nil", New: "false"},
-			{File: "telemetry/otel/worker.go", Old: "tasks[i].Vanished > 0", New: "false"},
+			{File: "telemetry/otel/observers.go", Old: "len(entries) == 0 && err == nil", New: "false"},
+			{File: "telemetry/otel/observers.go", Old: "if e.Suspect {", New: "if false {"},
+			{File: "telemetry/otel/observers.go", Old: "len(tasks) == 0 && err == nil", New: "false"},
+			{File: "telemetry/otel/observers.go", Old: "tasks[i].Vanished > 0", New: "false"},
 		},
 		Tests: []Test{{"./telemetry/otel", "TestClaimsAreCounted"}},
 	},
@@ -76,13 +76,13 @@ var observers = []Mutant{
 	{
 		Name:  "output_trace",
 		What:  "output does not get the trace context of its span",
-		Edits: []Edit{{File: "telemetry/otel/runner.go", Old: "m.Headers[header] = traceparent", New: "_ = traceparent"}},
+		Edits: []Edit{{File: "telemetry/otel/observers.go", Old: "m.Headers[header] = traceparent", New: "_ = traceparent"}},
 		Tests: []Test{{"./telemetry/otel", "TestTheTraceOfACommandCrossesProcessesAndABroker"}},
 	},
 	{
 		Name:  "error_texts",
 		What:  "spans and metrics have the texts of errors",
-		Edits: []Edit{{File: "telemetry/otel/attributes.go", Old: `return fmt.Sprintf("%T", errclass.Innermost(err))`, New: `return fmt.Sprint(errclass.Innermost(err))`}},
+		Edits: []Edit{{File: "telemetry/otel/instruments.go", Old: `return fmt.Sprintf("%T", errclass.Innermost(err))`, New: `return fmt.Sprint(errclass.Innermost(err))`}},
 		Tests: []Test{{"./telemetry/otel", "TestTelemetryShowsNoSecrets"}},
 	},
 	{

@@ -5,13 +5,77 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/task"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 )
+
+// Relay returns an observer for RelayConfig.Observer.
+func (t *Telemetry) Relay() outbox.RelayObserver {
+	ctx := context.Background()
+	return outbox.RelayObserver{
+		Claimed: func(entries []outbox.Entry, took time.Duration, err error) {
+			t.m.claimTime.Record(ctx, took.Seconds(), metric.WithAttributes(classified(err)...))
+			if len(entries) == 0 && err == nil {
+				t.m.emptyClaims.Add(ctx, 1)
+			}
+			for i := range entries {
+				e := &entries[i]
+				if e.Suspect {
+					t.m.suspects.Add(ctx, 1, metric.WithAttributes(attribute.String(attrTopic, e.Topic)))
+				}
+				if !e.CreatedAt.IsZero() {
+					t.m.entryWait.Record(ctx, e.LastAttemptedAt.Sub(e.CreatedAt).Seconds(), metric.WithAttributes(attribute.String(attrTopic, e.Topic)))
+				}
+			}
+		},
+		Publishing: t.publishing,
+		Published: func(topic string, messages int, took time.Duration, err error) {
+			set := metric.WithAttributes(append(typed(err), t.system(), attribute.String(attrTopic, topic), attribute.String(attrOperation, "publish"))...)
+			t.m.sent.Add(ctx, int64(messages), set)
+			t.m.sendTime.Record(ctx, took.Seconds(), set, metric.WithAttributes(attribute.String(attrOperationType, "send")))
+		},
+		Marked: func(marks []outbox.Mark, late int, took time.Duration, err error) {
+			t.m.markTime.Record(ctx, took.Seconds(), metric.WithAttributes(classified(err)...))
+			if err != nil {
+				return
+			}
+			counts := map[outbox.Status]int64{}
+			for _, m := range marks {
+				counts[m.To]++
+			}
+			for to, n := range counts {
+				t.m.marks.Add(ctx, n, metric.WithAttributes(attribute.String(attrStatus, string(to))))
+			}
+			t.m.lateMarks.Add(ctx, int64(late))
+		},
+		Paused: func(topic string, _ time.Duration) {
+			t.m.pauses.Add(ctx, 1, metric.WithAttributes(attribute.String(attrTopic, topic)))
+		},
+		Held:    func(entries int) { t.m.heldEntries.Add(ctx, int64(entries)) },
+		Deleted: func(entries int) { t.m.deletedEntries.Add(ctx, int64(entries)) },
+	}
+}
+
+// publishing implements outbox.RelayObserver.Publishing. Publishers see the span in the contexts of
+// the messages.
+func (t *Telemetry) publishing(topic string, messages []*message.Message) func(error) {
+	traceparents := make([]string, len(messages))
+	for i, m := range messages {
+		traceparents[i] = m.Metadata[header]
+	}
+	ctx, span := t.start("publish "+topic, trace.SpanKindProducer, traceparents,
+		attribute.String(attrOperation, "publish"), attribute.String(attrOperationType, "send"), attribute.String(attrTopic, topic))
+	for _, m := range messages {
+		m.SetContext(trace.ContextWithSpan(m.Context(), trace.SpanFromContext(ctx)))
+	}
+	return func(err error) { end(span, typed(err)) }
+}
 
 // Runner returns an observer for RunnerConfig.Observer.
 func (t *Telemetry) Runner() projector.RunnerObserver {
@@ -100,5 +164,43 @@ func (t *Telemetry) emitting(ctx context.Context, handler string, output []outbo
 			m.Headers[header] = traceparent
 		}
 		span.End()
+	}
+}
+
+// Worker returns an observer for WorkerConfig.Observer.
+func (t *Telemetry) Worker() task.WorkerObserver {
+	ctx := context.Background()
+	of := func(kind string) attribute.KeyValue { return attribute.String(attrKind, kind) }
+	return task.WorkerObserver{
+		Claimed: func(tasks []task.Task, took time.Duration, err error) {
+			t.m.taskClaimTime.Record(ctx, took.Seconds(), metric.WithAttributes(classified(err)...))
+			if len(tasks) == 0 && err == nil {
+				t.m.emptyTaskClaims.Add(ctx, 1)
+			}
+			for i := range tasks {
+				if tasks[i].Vanished > 0 {
+					t.m.vanished.Add(ctx, 1, metric.WithAttributes(of(tasks[i].Kind)))
+				}
+				t.m.claimedTasks.Add(ctx, 1, metric.WithAttributes(of(tasks[i].Kind)))
+			}
+		},
+		Step: func(kind, step string, took time.Duration, err error) {
+			t.m.stepTime.Record(ctx, took.Seconds(), metric.WithAttributes(append(classified(err), of(kind), attribute.String(attrStep, step))...))
+		},
+		Ended: func(kind string, to task.Status, code string, took time.Duration) {
+			set := []attribute.KeyValue{of(kind), attribute.String(attrStatus, string(to))}
+			if code != "" {
+				set = append(set, attribute.String(attrCode, code))
+			}
+			t.m.runTime.Record(ctx, took.Seconds(), metric.WithAttributes(set...))
+		},
+		Changed: func(changes, refused int, took time.Duration, err error) {
+			t.m.changeTime.Record(ctx, took.Seconds(), metric.WithAttributes(classified(err)...))
+		},
+		Fenced: func(kind string) { t.m.fenced.Add(ctx, 1, metric.WithAttributes(of(kind))) },
+		Counted: func(groupKind string, took time.Duration) {
+			t.m.countTime.Record(ctx, took.Seconds(), metric.WithAttributes(of(groupKind)))
+		},
+		Deleted: func(tasks int) { t.m.deletedTasks.Add(ctx, int64(tasks)) },
 	}
 }
