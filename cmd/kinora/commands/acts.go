@@ -32,7 +32,6 @@ func actCells(a provider.Act) []string {
 	return []string{fmt.Sprint(a.ID), at(a.At), a.Verb, a.Kind + " " + a.Name, string(a.State), a.By, a.Reason, progress}
 }
 
-// Run prints the list.
 func (c *actsLsCmd) Run(ctx context.Context, app *App) error {
 	return list(ctx, app, actHead, actCells, func(_ *Session, ops *admin.Admin) ([]provider.Act, error) {
 		f := c.Filter()
@@ -52,7 +51,6 @@ type actsCancelCmd struct {
 	decision `embed:""`
 }
 
-// Run cancels a request.
 func (c *actsCancelCmd) Run(ctx context.Context, app *App) error {
 	return app.change(ctx, c.decision, "", "canceled", func(ops *admin.Admin, d provider.Decision) (int, error) {
 		canceled, err := ops.Cancel(ctx, c.Act, d)

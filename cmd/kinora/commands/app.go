@@ -114,7 +114,7 @@ type Flags struct {
 	JSON   bool   `help:"Print JSON."`
 }
 
-// Commands is the tree of commands.
+// Commands is the tree of commands. Each is a struct with its flags, whose Validate and Run kong calls.
 type Commands struct {
 	Flags `embed:""`
 

@@ -26,7 +26,6 @@ type markedHandler struct {
 	Runners int    `json:"runners"` // that are alive and have its projector
 }
 
-// Run prints the list.
 func (c *markersLsCmd) Run(ctx context.Context, app *App) error {
 	cells := func(h markedHandler) []string { return []string{h.Handler, fmt.Sprint(h.Runners)} }
 	return list(ctx, app, "handler | runners of its projector", cells, func(_ *Session, ops *admin.Admin) ([]markedHandler, error) {
@@ -61,7 +60,6 @@ type markersPruneCmd struct {
 	decision  `embed:""`
 }
 
-// Validate is called by kong.
 func (c *markersPruneCmd) Validate() error {
 	if (c.Projector == "") == (len(c.Handler) == 0) {
 		return errors.New("select markers with --projector or --handler")
@@ -73,12 +71,10 @@ func (c *markersPruneCmd) Validate() error {
 	return nil
 }
 
-// Run prunes markers.
 func (c *markersPruneCmd) Run(ctx context.Context, app *App) error {
 	warning := fmt.Sprintf("The selected markers that are older than %s are deleted: a message that is delivered again after that takes effect again", c.Window)
-	return app.change(ctx, c.decision, warning, deleted, func(ops *admin.Admin, d provider.Decision) (int, error) {
-		n, err := ops.PruneMarkers(ctx, c.Projector, c.Handler, marker.Retention{Horizon: c.Horizon, Window: c.Window}, d)
-		return app.noted(ops, n, err)
+	return app.changeNoted(ctx, c.decision, warning, deleted, func(ops *admin.Admin, d provider.Decision) (int, error) {
+		return ops.PruneMarkers(ctx, c.Projector, c.Handler, marker.Retention{Horizon: c.Horizon, Window: c.Window}, d)
 	})
 }
 
@@ -87,11 +83,9 @@ type markersDropCmd struct {
 	decision `embed:""`
 }
 
-// Run drops the markers of a handler.
 func (c *markersDropCmd) Run(ctx context.Context, app *App) error {
 	warning := "All markers of " + c.Handler + " are deleted: if a service still has this handler, messages that are delivered again take effect again"
-	return app.change(ctx, c.decision, warning, deleted, func(ops *admin.Admin, d provider.Decision) (int, error) {
-		n, err := ops.DropMarkers(ctx, c.Handler, d)
-		return app.noted(ops, n, err)
+	return app.changeNoted(ctx, c.decision, warning, deleted, func(ops *admin.Admin, d provider.Decision) (int, error) {
+		return ops.DropMarkers(ctx, c.Handler, d)
 	})
 }

@@ -16,7 +16,6 @@ type migrateCmd struct {
 
 type migrateUpCmd struct{}
 
-// Run migrates.
 func (c *migrateUpCmd) Run(ctx context.Context, app *App) error {
 	app.create = true
 	return app.with(ctx, func(s *Session, ops *admin.Admin) error {
@@ -29,7 +28,6 @@ func (c *migrateUpCmd) Run(ctx context.Context, app *App) error {
 
 type migrateStatusCmd struct{}
 
-// Run prints the version.
 func (c *migrateStatusCmd) Run(ctx context.Context, app *App) error {
 	return app.with(ctx, func(_ *Session, ops *admin.Admin) error { return printVersion(ctx, app, ops) })
 }
@@ -54,7 +52,6 @@ func printVersion(ctx context.Context, app *App, ops *admin.Admin) error {
 
 type migrateSQLCmd struct{}
 
-// Run prints the statements.
 func (c *migrateSQLCmd) Run(ctx context.Context, app *App) error {
 	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
 		text, err := s.SQL()

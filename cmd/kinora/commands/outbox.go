@@ -48,7 +48,6 @@ func entryOf(e outbox.Entry, payload bool) entry {
 	return one
 }
 
-// Run prints the list.
 func (c *outboxLsCmd) Run(ctx context.Context, app *App) error {
 	const head = "seq | status | topic | key | message | attempts | last error | created (UTC) | next (UTC)"
 	cells := func(e entry) []string {
@@ -67,7 +66,6 @@ type outboxShowCmd struct {
 	Payload bool  `help:"Show the payload and the headers, which may be data of users."`
 }
 
-// Run prints an entry.
 func (c *outboxShowCmd) Run(ctx context.Context, app *App) error {
 	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
 		found, err := s.Store.Entries(ctx, outbox.Filter{Seqs: []int64{c.Seq}})
@@ -96,22 +94,20 @@ type outboxRequeueCmd struct {
 	decision        `embed:""`
 }
 
-// Validate is called by kong.
 func (c *outboxRequeueCmd) Validate() error {
 	return selects(c.Entries, c.All, true)
 }
 
-// Run requeues entries.
 func (c *outboxRequeueCmd) Run(ctx context.Context, app *App) error {
 	const warning = "The selected entries are published again, perhaps at once"
-	return app.change(ctx, c.decision, warning, "requeued", func(ops *admin.Admin, d provider.Decision) (int, error) {
+	return app.changeNoted(ctx, c.decision, warning, "requeued", func(ops *admin.Admin, d provider.Decision) (int, error) {
 		f := c.Filter()
 		f.Force = c.Force
 		n, err := ops.Requeue(ctx, f, d)
 		if errors.Is(err, outbox.ErrStale) {
 			err = fmt.Errorf("%w (--force)", err)
 		}
-		return app.noted(ops, n, err)
+		return n, err
 	})
 }
 
@@ -120,17 +116,14 @@ type outboxSkipCmd struct {
 	decision        `embed:""`
 }
 
-// Validate is called by kong.
 func (c *outboxSkipCmd) Validate() error {
 	return selects(c.Entries, false, false)
 }
 
-// Run skips entries.
 func (c *outboxSkipCmd) Run(ctx context.Context, app *App) error {
 	const warning = "The selected open entries are never published"
-	return app.change(ctx, c.decision, warning, "skipped", func(ops *admin.Admin, d provider.Decision) (int, error) {
-		n, err := ops.SkipEntries(ctx, c.Filter(), d)
-		return app.noted(ops, n, err)
+	return app.changeNoted(ctx, c.decision, warning, "skipped", func(ops *admin.Admin, d provider.Decision) (int, error) {
+		return ops.SkipEntries(ctx, c.Filter(), d)
 	})
 }
 
@@ -140,7 +133,6 @@ type outboxPruneCmd struct {
 	decision  `embed:""`
 }
 
-// Validate is called by kong.
 func (c *outboxPruneCmd) Validate() error {
 	if c.Published < 0 || c.Skipped <= 0 {
 		return errors.New("--published must not be negative, and --skipped must be positive")
@@ -148,12 +140,10 @@ func (c *outboxPruneCmd) Validate() error {
 	return nil
 }
 
-// Run deletes entries.
 func (c *outboxPruneCmd) Run(ctx context.Context, app *App) error {
 	const warning = "Old published and skipped entries are deleted"
-	return app.change(ctx, c.decision, warning, deleted, func(ops *admin.Admin, d provider.Decision) (int, error) {
-		n, err := ops.PruneEntries(ctx, outbox.EntryRetention{Published: c.Published, Skipped: c.Skipped}, d)
-		return app.noted(ops, n, err)
+	return app.changeNoted(ctx, c.decision, warning, deleted, func(ops *admin.Admin, d provider.Decision) (int, error) {
+		return ops.PruneEntries(ctx, outbox.EntryRetention{Published: c.Published, Skipped: c.Skipped}, d)
 	})
 }
 
@@ -162,7 +152,6 @@ type topicCmd struct {
 	decision `embed:""`
 }
 
-// Run pauses or resumes a topic.
 func (c *topicCmd) Run(ctx context.Context, app *App, k *kong.Context) error {
 	return app.pause(ctx, provider.PauseTopic, c.Topic, k.Selected().Name == "pause", c.decision)
 }

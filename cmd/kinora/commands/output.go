@@ -154,15 +154,15 @@ func (a *App) change(ctx context.Context, d decision, warning, done string, do f
 	})
 }
 
-// noted says that an act is not recorded, if it has succeeded and the store has no place for it.
-func (a *App) noted(ops *admin.Admin, n int, err error) (int, error) {
-	if err != nil {
+// changeNoted is change for an act that the store records if it keeps operations. If it keeps none, it says so.
+func (a *App) changeNoted(ctx context.Context, d decision, warning, done string, do func(ops *admin.Admin, d provider.Decision) (int, error)) error {
+	return a.change(ctx, d, warning, done, func(ops *admin.Admin, d provider.Decision) (int, error) {
+		n, err := do(ops, d)
+		if _, none := ops.Operations(); none != nil && err == nil {
+			_, _ = fmt.Fprintf(a.err(), "%s: this was not recorded\n", none)
+		}
 		return n, err
-	}
-	if _, none := ops.Operations(); none != nil {
-		_, _ = fmt.Fprintf(a.err(), "%s: this was not recorded\n", none)
-	}
-	return n, nil
+	})
 }
 
 // deleted: zero deleted rows are no error, because a command that prunes may run on a schedule.

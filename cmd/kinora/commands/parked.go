@@ -44,7 +44,6 @@ func messageOf(p projector.Parked, payload bool) message {
 	return m
 }
 
-// Run prints the list.
 func (c *parkedLsCmd) Run(ctx context.Context, app *App) error {
 	const head = "seq | parked (UTC) | handler | generation | state | class | code | key | type | attempts | by"
 	cells := func(m message) []string {
@@ -66,7 +65,6 @@ type parkedShowCmd struct {
 	Payload bool  `help:"Show the payload, the headers and the text of the error, which may have data of users."`
 }
 
-// Run prints a message.
 func (c *parkedShowCmd) Run(ctx context.Context, app *App) error {
 	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
 		found, err := ops.Parked(ctx, projector.ParkedFilter{Seqs: []int64{c.Seq}, States: []projector.ParkedState{
@@ -99,7 +97,6 @@ type parkedDryRunCmd struct {
 	decision       `embed:""`
 }
 
-// Validate is called by kong.
 func (c *parkedDryRunCmd) Validate() error {
 	switch {
 	case c.Projector == "":
@@ -110,7 +107,6 @@ func (c *parkedDryRunCmd) Validate() error {
 	return selects(c.Parked, c.All, true)
 }
 
-// Run prints what a replay would do.
 func (c *parkedDryRunCmd) Run(ctx context.Context, app *App) error {
 	return app.with(ctx, func(s *Session, ops *admin.Admin) error {
 		f := c.Filter()
@@ -182,7 +178,6 @@ type parkedActFlags struct {
 	decision       `embed:""`
 }
 
-// Validate is called by kong.
 func (c *parkedActFlags) Validate() error {
 	if c.Projector == "" && len(c.Seq) == 0 {
 		return errors.New("--projector is missing, or --seq")
@@ -263,7 +258,6 @@ type parkedSkipCmd struct {
 	parkedActFlags `embed:""`
 }
 
-// Run skips the messages.
 func (c *parkedSkipCmd) Run(ctx context.Context, app *App) error {
 	return app.change(ctx, c.decision, "The selected messages are never applied", "skipped", func(ops *admin.Admin, d provider.Decision) (int, error) {
 		return ops.SkipParked(ctx, c.Filter(), d)

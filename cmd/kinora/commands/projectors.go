@@ -64,7 +64,6 @@ func rebuildText(r *admin.Rebuild) string {
 	return text
 }
 
-// Run prints the list.
 func (c *projectorsLsCmd) Run(ctx context.Context, app *App) error {
 	return list(ctx, app, projectorHead, projectorCells, func(_ *Session, ops *admin.Admin) ([]admin.Projector, error) {
 		f, err := ops.Facts(ctx)
@@ -81,7 +80,6 @@ type projectorsPauseCmd struct {
 	decision  `embed:""`
 }
 
-// Run pauses or resumes a projector or a rebuild.
 func (c *projectorsPauseCmd) Run(ctx context.Context, app *App, k *kong.Context) error {
 	paused := k.Selected().Name == "pause"
 	switch {
@@ -123,7 +121,6 @@ type projectorsCancelCmd struct {
 	decision  `embed:""`
 }
 
-// Run cancels a rebuild.
 func (c *projectorsCancelCmd) Run(ctx context.Context, app *App) error {
 	if err := c.confirm(app, "The rebuild of "+c.Projector+" is given up, and its tables are dropped"); err != nil {
 		return err
@@ -137,7 +134,6 @@ type generationCmd struct {
 	decision   `embed:""`
 }
 
-// Run promotes or drops a generation.
 func (c *generationCmd) Run(ctx context.Context, app *App, k *kong.Context) error {
 	if k.Selected().Name == "promote" {
 		return app.control(ctx, c.Projector, c.Generation, projector.Promote, c.decision)
@@ -158,7 +154,6 @@ type projectorsRebuildCmd struct {
 	decision  `embed:""`
 }
 
-// Validate is called by kong.
 func (c *projectorsRebuildCmd) Validate() error {
 	switch {
 	case c.Rate < 0:
@@ -262,7 +257,6 @@ type projectorsVerifyCmd struct {
 	decision  `embed:""`
 }
 
-// Validate is called by kong.
 func (c *projectorsVerifyCmd) Validate() error {
 	if c.Rows < 1 || c.Rate < 0 {
 		return errors.New("--rows must be at least 1, and --rate at least 0")
@@ -270,7 +264,6 @@ func (c *projectorsVerifyCmd) Validate() error {
 	return nil
 }
 
-// Run prints the rows that differ.
 func (c *projectorsVerifyCmd) Run(ctx context.Context, app *App) error {
 	if c.Repair {
 		if err := c.confirm(app, "Rows of the read model of "+c.Projector+" that differ are replaced"); err != nil {

@@ -14,7 +14,6 @@ import (
 
 type statusCmd struct{}
 
-// Run prints the state.
 func (c *statusCmd) Run(ctx context.Context, app *App) error {
 	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
 		f, err := ops.Facts(ctx)
@@ -102,7 +101,6 @@ type doctorCmd struct {
 	Skew            time.Duration `default:"2s" help:"How much clocks may differ."`
 }
 
-// Run prints the findings.
 func (c *doctorCmd) Run(ctx context.Context, app *App) error {
 	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
 		for _, part := range ops.Missing() {

@@ -22,7 +22,6 @@ type page struct {
 	Limit int `default:"100" help:"The most rows."`
 }
 
-// Validate is called by kong.
 func (p page) Validate() error {
 	if p.Limit < 1 {
 		return fmt.Errorf("--limit must be at least 1")
@@ -36,7 +35,6 @@ type streamsLsCmd struct {
 	page            `embed:""`
 }
 
-// Run prints the list.
 func (c *streamsLsCmd) Run(ctx context.Context, app *App) error {
 	cells := func(s provider.Stream) []string { return []string{s.ID, fmt.Sprint(s.Version)} }
 	return list(ctx, app, "stream | events", cells, func(_ *Session, ops *admin.Admin) ([]provider.Stream, error) {
@@ -69,7 +67,6 @@ type event struct {
 	Metadata   any             `json:"metadata,omitempty"`
 }
 
-// Run prints the events.
 func (c *streamsCatCmd) Run(ctx context.Context, app *App) error {
 	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
 		list := []event{}

@@ -60,7 +60,6 @@ func taskOf(t task.Task, payload bool) taskRow {
 	return taskRow{Task: t}
 }
 
-// Run prints the list.
 func (c *tasksLsCmd) Run(ctx context.Context, app *App) error {
 	const head = "id | kind | status | code | attempts | waits for | created (UTC) | last attempt (UTC) | next (UTC)"
 	cells := func(t taskRow) []string {
@@ -83,7 +82,6 @@ type tasksShowCmd struct {
 	Payload bool   `help:"Show the input, the recorded results and the result, which may be data of users."`
 }
 
-// Run prints a task.
 func (c *tasksShowCmd) Run(ctx context.Context, app *App) error {
 	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
 		tasks, err := ops.Tasks()
@@ -127,12 +125,10 @@ type tasksRequeueCmd struct {
 	decision      `embed:""`
 }
 
-// Validate is called by kong.
 func (c *tasksRequeueCmd) Validate() error {
 	return selects(c.Tasks, c.All, true)
 }
 
-// Run requeues tasks.
 func (c *tasksRequeueCmd) Run(ctx context.Context, app *App) error {
 	const warning = "The selected tasks run again, perhaps at once"
 	return app.changeTasks(ctx, c.decision, warning, "requeued", func(tasks provider.TaskInspector, d provider.Decision) (int, error) {
@@ -145,12 +141,10 @@ type tasksCancelCmd struct {
 	decision      `embed:""`
 }
 
-// Validate is called by kong.
 func (c *tasksCancelCmd) Validate() error {
 	return selects(c.Tasks, false, false)
 }
 
-// Run cancels tasks.
 func (c *tasksCancelCmd) Run(ctx context.Context, app *App) error {
 	const warning = "The selected tasks are given up, and what their steps did is undone"
 	return app.changeTasks(ctx, c.decision, warning, "canceled", func(tasks provider.TaskInspector, d provider.Decision) (int, error) {
@@ -164,7 +158,6 @@ type tasksCompleteCmd struct {
 	decision `embed:""`
 }
 
-// Validate is called by kong.
 func (c *tasksCompleteCmd) Validate() error {
 	if !json.Valid([]byte(c.Result)) {
 		return errors.New("--result is not JSON")
@@ -172,7 +165,6 @@ func (c *tasksCompleteCmd) Validate() error {
 	return nil
 }
 
-// Run completes a task.
 func (c *tasksCompleteCmd) Run(ctx context.Context, app *App) error {
 	warning := "The task " + c.ID + " ends with this result, without running"
 	return app.changeTasks(ctx, c.decision, warning, "completed", func(tasks provider.TaskInspector, d provider.Decision) (int, error) {
@@ -187,7 +179,6 @@ type tasksPatchCmd struct {
 	decision `embed:""`
 }
 
-// Validate is called by kong.
 func (c *tasksPatchCmd) Validate() error {
 	if !json.Valid([]byte(c.Patch)) {
 		return errors.New("the patch is not JSON")
@@ -195,7 +186,6 @@ func (c *tasksPatchCmd) Validate() error {
 	return nil
 }
 
-// Run changes the state of a task.
 func (c *tasksPatchCmd) Run(ctx context.Context, app *App) error {
 	warning := "Recorded results of the task " + c.ID + " are changed"
 	return app.changeTasks(ctx, c.decision, warning, "changed", func(tasks provider.TaskInspector, d provider.Decision) (int, error) {

@@ -24,7 +24,6 @@ type uiCmd struct {
 	Lag     time.Duration `default:"30s" help:"How old the first event that is not applied may be."`
 }
 
-// Validate is called by kong.
 func (c *uiCmd) Validate() error {
 	if host, _, err := net.SplitHostPort(c.Listen); err != nil || host == "" {
 		return errors.New("--listen: use HOST:PORT, such as 127.0.0.1:8042, or 0.0.0.0:8042 for all addresses")
@@ -35,7 +34,6 @@ func (c *uiCmd) Validate() error {
 	return nil
 }
 
-// Run serves the page until ctx ends.
 func (c *uiCmd) Run(ctx context.Context, app *App) error {
 	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
 		logger := slog.New(slog.NewTextHandler(app.err(), nil))
