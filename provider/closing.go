@@ -21,8 +21,7 @@ func (c *Closing) Resolution(u *Unit, f Found) Resolution {
 	return r
 }
 
-// Holds returns, for each lane that becomes held because deliveries are parked, the message that
-// the lane then waits for.
+// Holds returns, for each lane that becomes held because deliveries are parked, the message that it then waits for.
 func (c *Closing) Holds(u *Unit, f Found) (holds []Aside) {
 	held := map[Lane]bool{}
 	for i := range u.Messages {
@@ -38,37 +37,31 @@ func (c *Closing) Holds(u *Unit, f Found) (holds []Aside) {
 	return holds
 }
 
-// Closing is what the provider writes at the commit of a unit, in addition to the writes of the
-// handlers.
+// Closing is what the provider writes at the commit of a unit, in addition to the writes of the handlers.
 type Closing struct {
 	Output []OutboxMessage // for the outbox, in the same transaction
-	// Park lists messages to set aside. A delivery becomes a parked message behind those of its
-	// lane, which is held from then on. A parked message stays parked, with the Class, Code,
-	// Attempts, Handler, Handlers and Version of the Aside. All other live parked messages of the
-	// unit are resolved: deleted or, if an operator decided about them (Parked.By), kept as
-	// replayed.
+	// Park lists messages to set aside. A delivery becomes a parked message behind those of its lane, which is held from
+	// then on. A parked message stays parked, with the Class, Code, Attempts, Handler, Handlers and Version of the
+	// Aside. All other live parked messages of the unit are deleted or, if an operator decided about them
+	// (Parked.By), kept as replayed.
 	Park []Aside
 }
 
 // Aside is a message to set aside.
 type Aside struct {
 	Message int // index in Unit.Messages
-	// Parked is the message as it is set aside. The provider sets Seq, At, DueAt and State.
-	//   - If a message with the same id is already parked for the projector, no row is added:
-	//     Handlers is added to that of the existing row. A skipped message stays skipped.
+	// Parked is the message as it is set aside. The provider sets Seq, At, DueAt and State. If one with the same id is
+	// parked for the projector, no row is added: its Handlers are. A skipped message stays skipped.
 	Parked Parked
-	// After is the time until its lane is due, if it is the first message of the lane. Negative
-	// means stuck.
-	After time.Duration
+	After  time.Duration // until its lane is due, if it is the first message of the lane; negative means stuck
 }
 
 // Resolution is the changes of the parked messages of a unit.
 type Resolution struct {
 	Failed  []Aside // messages that have failed again
 	Applied []int64 // Seqs of messages that were applied
-	// Changed has the lanes of both. Such a lane is due after Aside.After if its first message is
-	// in Failed, and due now if its first message was behind a changed one. It is stuck if its
-	// first message is, and no longer held if it has no message.
+	// Changed has the lanes of both. Such a lane is due after Aside.After if its first message is in Failed, and now if
+	// that was behind a changed one. It is stuck if its first message is, and no longer held without messages.
 	Changed Changed
 }
 

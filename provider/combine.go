@@ -9,20 +9,16 @@ import (
 // Combine returns a Provider with the units of a store that has nothing else, such as Redis, and
 // the parked messages, leases and generations of another store, such as PostgreSQL.
 //
-// A unit of the second store is open while the handlers run, so holds and parked messages are
-// as exact as in one store. It commits after the first store.
+// A unit of the second store is open while the handlers run, so holds and parked messages are as exact as in one
+// store. It commits after the first store.
 //
 // If units keep markers (MarkerUnits), the markers and the checkpoint are next to the read model:
-//   - If the process ends between the two commits, or the second one fails, the messages come again,
-//     and their markers show that they are applied.
+//   - If the second commit does not happen, the messages come again, and their markers show that they are applied.
 //   - Output is committed first, in the second store, with a marker for each message of it.
-//   - If the read model goes back to an earlier state, for example because its server lost its last
-//     writes, its checkpoint goes back with it, and the reader of the log applies the rest again. For
-//     that, the second store has a copy of the checkpoint's handlers. If the second store is a Log,
-//     runners read it.
+//   - If the read model goes back to an earlier state, so does its checkpoint, and the reader of the log applies the
+//     rest again. For that, the second store has a copy of the checkpoint's handlers. If it is a Log, runners read it.
 //
-// Otherwise, if the process ends between the two commits, the messages of the unit take effect again.
-// Then there are no markers and no output.
+// Otherwise there are no markers and no output, and if the second commit does not happen, the messages take effect again.
 //
 // There are no dry runs, and no snapshots except for comparisons.
 func Combine[Tx, Outer any](units Units[Tx], store Provider[Outer]) Provider[Tx] {
@@ -72,8 +68,8 @@ func (b *combined[Tx, Outer]) Keeps() Keeps { return Keeps{} }
 
 func (b *combined[Tx, Outer]) recorder() any { return b.store }
 
-// LogOf returns the log of a store: the store itself, or the second store of Combine if the first one
-// keeps markers. It returns nil if there is none.
+// LogOf returns the log of a store: the store itself, or the second store of Combine if the first one keeps markers;
+// else nil.
 func LogOf(store any) Log {
 	if pair, ok := store.(interface{ second() any }); ok {
 		store = pair.second()
@@ -82,14 +78,17 @@ func LogOf(store any) Log {
 	return log
 }
 
-// ReadyFor calls ReadyChecker of both stores.
+// ReadyFor implements ReadyChecker.
 func (b *combined[Tx, Outer]) ReadyFor(ctx context.Context, service Service) error {
-	return errors.Join(readyFor(ctx, service, b.store), readyFor(ctx, service, b.units))
+	return readyFor(ctx, service, b.store, b.units)
 }
 
-func readyFor(ctx context.Context, service Service, store any) error {
-	if c, ok := store.(ReadyChecker); ok {
-		return c.ReadyFor(ctx, service)
+// readyFor calls ReadyChecker of the stores that have it.
+func readyFor(ctx context.Context, service Service, stores ...any) (err error) {
+	for _, store := range stores {
+		if c, ok := store.(ReadyChecker); ok {
+			err = errors.Join(err, c.ReadyFor(ctx, service))
+		}
 	}
-	return nil
+	return err
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// markedPair is a Provider of units that keep markers and checkpoints, and a second store. See Combine.
+// markedPair is a Provider and a Restorer of units that keep markers and checkpoints, and a second store. See Combine.
 type markedPair[Tx, Outer any] struct {
 	Parking
 	Liveness
@@ -41,12 +41,11 @@ func (p *markedPair[Tx, Outer]) Keeps() Keeps {
 	return k
 }
 
-// ReadyFor calls ReadyChecker of both stores.
+// ReadyFor implements ReadyChecker.
 func (p *markedPair[Tx, Outer]) ReadyFor(ctx context.Context, service Service) error {
-	return errors.Join(readyFor(ctx, service, p.store), readyFor(ctx, service, p.units))
+	return readyFor(ctx, service, p.store, p.units)
 }
 
-// Do implements Units.
 func (p *markedPair[Tx, Outer]) Do(ctx context.Context, u Unit, run func(context.Context, Tx, Found) (Closing, error)) (err error) {
 	if u.DryRun != nil || u.Switch != nil && u.Switch.Snapshot && u.Switch.Compare == nil {
 		return errNotCombined

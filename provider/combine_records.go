@@ -87,7 +87,6 @@ func (p *markedPair[Tx, Outer]) SetCheckpoint(ctx context.Context, b Build, from
 	return p.units.SetCheckpoint(ctx, b, from, to)
 }
 
-// TakeSegment implements Progress.
 func (p *markedPair[Tx, Outer]) TakeSegment(ctx context.Context, b Build, number int, token claim.Token) (Segment, bool, error) {
 	b, err := p.live(ctx, b)
 	if err != nil {
@@ -96,7 +95,6 @@ func (p *markedPair[Tx, Outer]) TakeSegment(ctx context.Context, b Build, number
 	return p.units.TakeSegment(ctx, b, number, token)
 }
 
-// DropAhead implements Restorer.
 func (p *markedPair[Tx, Outer]) DropAhead(ctx context.Context, b Build, position int64, lost map[Lane]bool) error {
 	// Units that have looked at the read model before may still park messages: it waits for these.
 	fence := Unit{Projector: b.Projector, Generation: b.Generation, Once: true, Switch: &Switch{}}
@@ -182,13 +180,11 @@ func (p *markedPair[Tx, Outer]) drop(ctx context.Context, b Build, rows []Parked
 // dropAgain is the pause before drop asks again.
 const dropAgain = 5 * time.Millisecond
 
-// CanReplay implements Restorer.
 func (p *markedPair[Tx, Outer]) CanReplay(ctx context.Context, b Build) (bool, error) {
 	c, err := p.Checkpoint(ctx, b)
 	return err == nil && !c.Restored && !c.Restoring, err
 }
 
-// Unapplied implements Progress.
 func (p *markedPair[Tx, Outer]) Unapplied(ctx context.Context, b Build, messages []Message) ([]bool, error) {
 	b, err := p.live(ctx, b)
 	if err != nil {
@@ -197,7 +193,6 @@ func (p *markedPair[Tx, Outer]) Unapplied(ctx context.Context, b Build, messages
 	return p.units.Unapplied(ctx, b, messages)
 }
 
-// PruneApplied implements Progress.
 func (p *markedPair[Tx, Outer]) PruneApplied(ctx context.Context, b Build, handlers []string, limit int) (int, error) {
 	b, err := p.live(ctx, b)
 	if err != nil {
@@ -278,12 +273,10 @@ func (p *markedPair[Tx, Outer]) isTime(b Build) bool {
 	return true
 }
 
-// Shows implements Restorer.
 func (p *markedPair[Tx, Outer]) Shows(ctx context.Context, pairs []TablePair) (bool, error) {
 	return p.units.Shows(ctx, pairs)
 }
 
-// Lost implements Restorer.
 func (p *markedPair[Tx, Outer]) Lost(ctx context.Context, b Build) (ids []string, err error) {
 	recorded, err := p.units.Asides(ctx, b) // first: recorded messages were parked before
 	if err != nil || len(recorded) == 0 {
@@ -314,7 +307,6 @@ func (p *markedPair[Tx, Outer]) Lost(ctx context.Context, b Build) (ids []string
 	return ids, err
 }
 
-// SetGeneration implements Builds.
 func (p *markedPair[Tx, Outer]) SetGeneration(ctx context.Context, g Generation) (bool, error) {
 	all, err := p.store.Generations(ctx, g.Projector)
 	if err != nil {
@@ -330,7 +322,6 @@ func (p *markedPair[Tx, Outer]) SetGeneration(ctx context.Context, g Generation)
 	return set, err
 }
 
-// Unlogged implements Builds.
 func (p *markedPair[Tx, Outer]) Unlogged(ctx context.Context, b Build, handlers []string) (bool, error) {
 	return p.units.Unlogged(ctx, b, handlers)
 }

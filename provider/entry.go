@@ -71,11 +71,9 @@ type Entry struct {
 	CreatedAt       time.Time `json:"created_at"`
 	LastAttemptedAt time.Time `json:"last_attempted_at,omitzero"` // zero: never
 	PublishedAt     time.Time `json:"published_at,omitzero"`      // zero: not yet
-	// Malformed: another program changed the row, and its headers are not a JSON object of
-	// strings (then Headers is nil), or a time is infinite or outside the years 1 to 9999 (then
-	// that time is zero). A claim sets NextAttemptAt and LastAttemptedAt, so after a claim only
-	// Headers and CreatedAt can be malformed. Relays never publish such an entry, but abandon it
-	// with LastError LastErrorMalformed.
+	// Malformed: another program changed the row, and its headers are not a JSON object of strings (then Headers is
+	// nil), or a time is infinite or outside the years 1 to 9999 (then it is zero). After a claim only Headers
+	// and CreatedAt can be so. Relays abandon such an entry with LastErrorMalformed.
 	Malformed bool `json:"malformed,omitempty"`
 }
 
@@ -85,12 +83,10 @@ const (
 	LastErrorCrashed   = "crashed"   // its last lease expired, and its attempts are exhausted
 )
 
-// Alone reports whether e must be claimed alone, because the lease of an earlier claim expired. e
-// is as it was read before the claim.
+// Alone reports whether e, as it was before the claim, must be claimed alone: the lease of an earlier claim expired.
 func (e Entry) Alone() bool { return e.Suspect || e.Status == EntryClaimed }
 
-// StoredTime returns t in UTC, or the zero time and false if t is outside the years 1 to 9999.
-// RFC 3339 cannot express such a time.
+// StoredTime returns t in UTC, or the zero time and false if t is outside the years 1 to 9999, as RFC 3339 has it.
 func StoredTime(t time.Time) (time.Time, bool) {
 	if t = t.UTC(); t.Year() < 1 || t.Year() > 9999 {
 		return time.Time{}, false
@@ -102,9 +98,7 @@ func StoredTime(t time.Time) (time.Time, bool) {
 // provider's RequeueWindow.
 var ErrStale = errors.New("last attempted before the requeue window, so it may take effect again: set filter.Force")
 
-// EntryFilter selects entries. The zero filter selects all, up to the default limit. Text that is
-// longer than 255 bytes, is not UTF-8 or has a NUL is an *eventstore.InvalidError in every method
-// that takes an EntryFilter. The same holds for the topics of an EntryQuery.
+// EntryFilter selects entries. The zero filter selects all, up to the default limit. CheckFilter says what is invalid.
 type EntryFilter struct {
 	Status []EntryStatus // any of these; empty means all
 	Topic  string
@@ -117,8 +111,7 @@ type EntryFilter struct {
 	Force  bool          // Requeue: also entries that would be ErrStale
 }
 
-// OnlyOpen reports whether f selects only open entries. Providers find these without reading
-// resolved ones.
+// OnlyOpen reports whether f selects only open entries. Providers find these without reading resolved ones.
 func (f EntryFilter) OnlyOpen() bool {
 	return len(f.Status) > 0 && !slices.ContainsFunc(f.Status, func(s EntryStatus) bool { return !s.Open() })
 }
@@ -126,11 +119,10 @@ func (f EntryFilter) OnlyOpen() bool {
 // EntryRetention is how long resolved entries are kept. Abandoned entries are kept until an
 // operator requeues or skips them.
 type EntryRetention struct {
-	// Published is how long published entries are kept. Zero means that relays delete an entry
-	// instead of marking it published, and never delete published entries that other relays keep.
+	// Published is how long published entries are kept. Zero means that relays delete an entry instead of marking
+	// it published, and never delete published entries that other relays keep.
 	Published time.Duration
-	// Skipped is how long skipped entries are kept. Zero means 30 days.
-	Skipped time.Duration
+	Skipped   time.Duration // how long skipped entries are kept; zero means 30 days
 }
 
 // WithDefaults returns r with its zero fields filled in. A negative duration is claim.ErrTerms.

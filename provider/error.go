@@ -19,17 +19,10 @@ const (
 	// ClassTransient: not the fault of the message, for example a busy or unreachable database.
 	// Tried again with a backoff, without limit, and never counted.
 	ClassTransient
-	// ClassPermanent: no retry can help. The message is stuck at once.
-	ClassPermanent
-	// ClassShutdown: the runner stops. Not counted, not parked, not acked: the broker redelivers
-	// the message.
-	ClassShutdown
-	// ClassAmbiguous: the reply to COMMIT was lost. The unit runs again, and skips messages whose
-	// markers were committed.
-	ClassAmbiguous
-	// ClassHeld is not an error: the message is parked only because it waits behind an earlier
-	// one of its key.
-	ClassHeld
+	ClassPermanent // no retry can help: the message is stuck at once
+	ClassShutdown  // the runner stops: not counted, not parked, not acked, so the broker redelivers the message
+	ClassAmbiguous // the reply to COMMIT was lost: the unit runs again, and skips messages whose markers were committed
+	ClassHeld      // no error: the message is parked only because it waits behind an earlier one of its key
 )
 
 var classes = [...]string{"unknown", "transient", "permanent", "shutdown", "ambiguous", "held"}
@@ -68,9 +61,8 @@ const (
 	CodePartly = "partly_applied"
 )
 
-// ErrInTransaction: a call with the context of an open transaction of the same store would wait for this transaction for
-// ever, for example a claim in a handler. Stores with one writer at a time, SQLite and memory, return it at once. Call the
-// view of the transaction (InTx), or call after it.
+// ErrInTransaction: a call with the context of an open transaction of the same store, such as a claim in a handler, would
+// wait for it for ever. Stores with one writer at a time return it at once. Call the view of the transaction, or after it.
 var ErrInTransaction error = &eventstore.InvalidError{
 	Field: "ctx", Reason: "is that of an open transaction, for which the call would wait: use the transaction, or call after it",
 }
@@ -120,12 +112,10 @@ func CodeOf(err error) string {
 	return ""
 }
 
-// MessageError says which message of a unit caused an error. Units.Do wraps it in its *Error if
-// the provider knows the message.
+// MessageError says which message of a unit caused an error. The *Error of Units.Do wraps it if the message is known.
 type MessageError struct {
 	Message int // index in Unit.Messages
-	// Others: all other messages of the unit that are not set aside were applied. Only in a store that
-	// is not Keeps.Atomic, and if the messages have no markers.
+	// Others: all other messages of the unit that are not set aside were applied. Only without Keeps.Atomic and markers.
 	Others bool
 	Err    error
 }

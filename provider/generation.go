@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// Build identifies a generation of a projector's read model. A rebuild creates a new generation,
-// with its own checkpoint, markers, parked messages and held lanes. The first one is 1. A Generation
-// of zero means the live one in Progress and Records, and 1 everywhere else.
+// Build identifies a generation of a projector's read model: each rebuild creates one, with its own checkpoint,
+// markers, parked messages and held lanes. The first one is 1. A Generation of zero means the live one in
+// Progress and Records, and 1 everywhere else.
 type Build struct {
 	Projector  string
 	Generation int
@@ -19,8 +19,7 @@ type Build struct {
 // Number returns the generation, and 1 if it is zero.
 func (b Build) Number() int { return max(b.Generation, 1) }
 
-// String returns the projector's name, followed by the number of a later generation: "ratings@2". It
-// is in the names of leases and in the records of messages in flight.
+// String returns the projector's name, and the number of a later generation: "ratings@2". Leases have it in their names.
 func (b Build) String() string {
 	if b.Number() == 1 {
 		return b.Projector
@@ -28,11 +27,10 @@ func (b Build) String() string {
 	return b.Projector + "@" + strconv.Itoa(b.Generation)
 }
 
-// Builds stores which generations of read models exist, and which one is live. Each method
-// is a separate transaction. A projector without rows has one generation: 1, which is live.
+// Builds stores which generations of read models exist, and which one is live. Each method is a separate
+// transaction. A projector without rows has one generation: 1, which is live.
 type Builds interface {
-	// Generations returns the generations of a projector, or those of all projectors if its name
-	// is empty, in order of projector and number.
+	// Generations returns the generations of a projector, or of all if its name is empty, in order of projector and number.
 	Generations(ctx context.Context, projector string) ([]Generation, error)
 
 	// SetGeneration stores g, and adds one to its Revision. It returns false, and changes nothing,
@@ -42,21 +40,19 @@ type Builds interface {
 	//   - It would be the second generation of the projector that is live, or the second one that is
 	//     requested or being built.
 	//
-	// In the same transaction it changes the checkpoint of the generation, if there is one and the
-	// State is new: with GenerationStandby its mode becomes ModeCatchUp and its token zero, and those of
-	// its segments, with GenerationRetired its mode becomes ModeEnded. With GenerationRetired a checkpoint is created
-	// if there is none, so that no unit of the generation can begin.
+	// In the same transaction it changes the checkpoint of the generation if the State is new: with GenerationStandby
+	// its mode becomes ModeCatchUp and the tokens of it and its segments zero; with GenerationRetired its mode
+	// becomes ModeEnded, and it is created if there is none, so that no unit of the generation can begin.
 	SetGeneration(ctx context.Context, g Generation) (bool, error)
 
-	// Unlogged reports whether the generation has a marker of one of handlers without a position: it
-	// has applied a message that was no event of the log.
+	// Unlogged reports whether the generation has a marker of one of handlers without a position: it has applied a
+	// message that was no event of the log.
 	Unlogged(ctx context.Context, b Build, handlers []string) (bool, error)
 
-	// ClearGeneration deletes at most limit rows of a retired generation: markers of handlers, and
-	// parked messages with their lanes. It returns the number of deleted rows. If no row is left
-	// it drops tables, if they exist, and returns zero. The generation and its checkpoint stay.
-	// It returns ErrInput if the generation is not retired. The error has CodeReferenced, and no table is dropped, if
-	// another table has a foreign key to one of tables, or on PostgreSQL a view reads one.
+	// ClearGeneration deletes at most limit rows of a retired generation: markers of handlers, and parked messages with
+	// their lanes. It returns their number. If no row is left it drops tables, if they exist, and returns zero. The
+	// generation and its checkpoint stay. It returns ErrInput if the generation is not retired. The error has
+	// CodeReferenced if another table has a foreign key to one of tables, or on PostgreSQL a view reads one.
 	ClearGeneration(ctx context.Context, b Build, handlers, tables []string, limit int) (int, error)
 }
 
@@ -73,8 +69,7 @@ type Generation struct {
 // GenerationState is what a generation is for.
 type GenerationState string
 
-// The states of a generation. Of a projector, one generation at most is live, and one at most is
-// requested or being built.
+// The states of a generation. A projector has at most one live generation, and one that is requested or building.
 const (
 	GenerationRequested GenerationState = "requested" // no runner has taken the request up
 	GenerationBuilding  GenerationState = "building"  // its reader applies the events of the log
@@ -112,8 +107,7 @@ func LiveGeneration(all []Generation) int {
 	return 1
 }
 
-// CanSet reports whether SetGeneration, or Switch.Set, can store set in a store that has the
-// generations stored of the same projector.
+// CanSet reports whether SetGeneration, or Switch.Set, can store set if a projector has the generations stored.
 func CanSet(stored []Generation, set ...Generation) bool {
 	after := make(map[int]Generation, len(stored)+len(set))
 	for _, g := range stored {

@@ -10,28 +10,25 @@ import (
 // Log reads the log of a store in pages. A position is settled if no event at or before it can
 // still become visible. Only open appends of this database delay the settled position.
 type Log interface {
-	// LogPage returns the next events. If open appends delay the settled position, it waits for
-	// them for some milliseconds, then returns the settled events, and those appends. It does
-	// not wait for new events.
+	// LogPage returns the next events, and does not wait for new ones. It waits some milliseconds for open
+	// appends that delay the settled position, then returns the settled events, and those appends.
 	//   - eventstore.ErrInvalid: no store can have this input.
 	//   - eventstore.ErrUnsafeLog: the database or its settings do not show which positions are settled.
 	LogPage(ctx context.Context, q LogQuery) (LogPage, error)
 
-	// LogPosition returns the position after which from begins. From.Now is the last visible event:
-	// an open append may still add events before it. A time after that of every event is From.Now.
-	// A time is found by binary search: the store's clock must not have gone back by more than a
-	// minute.
+	// LogPosition returns the position after which from begins. From.Now is the last visible event: an open
+	// append may still add events before it. A time after that of every event is From.Now. A time may be
+	// found by binary search: the store's clock must not have gone back by more than a minute.
 	LogPosition(ctx context.Context, from eventstore.From) (int64, error)
 
-	// LogPlaces returns the places of those of the events that are in the log, by their ids. Ids
-	// may be any text.
+	// LogPlaces returns the places of those events that are in the log, by their ids, which may be any text.
 	LogPlaces(ctx context.Context, ids []string) (map[string]LogPlace, error)
 
-	// LogEvents returns those of the events that are in the log, by their ids. Ids may be any text.
+	// LogEvents returns those events that are in the log, by their ids, which may be any text.
 	LogEvents(ctx context.Context, ids []string) (map[string]eventstore.Raw, error)
 
-	// LogStreams returns, of each stream, the visible events up to a version that are behind a
-	// position, in order of position and as of one moment.
+	// LogStreams returns the visible events of each stream up to a version that are behind a position, in order
+	// of position and as of one moment.
 	LogStreams(ctx context.Context, versions map[string]int64, after int64) ([]eventstore.Raw, error)
 
 	// LogID identifies the log.
@@ -56,12 +53,10 @@ type LogQuery struct {
 	After  int64 // only events with a greater position
 	Filter eventstore.LogFilter
 	Limit  int // the most events; zero means 500. A page also ends after about 8 MiB of data.
-	// Age ends the page before the events at the end of the log that were recorded less than this
-	// time ago, on the store's clock.
-	Age time.Duration
-	// Unsettled adds the visible events behind the settled position, as of one moment. End is not
-	// moved by them.
-	Unsettled bool
+	// Age ends the page before the events at the end of the log that were recorded less than this time ago,
+	// on the store's clock.
+	Age       time.Duration
+	Unsettled bool // add the visible events behind the settled position, as of one moment, without moving End
 	NoData    bool // leave Data and Metadata empty
 	// Share and Shares, if Shares is not zero, leave out the events of streams that other shares have:
 	// SegmentOf(stream, Shares) is not Share. It is a hint: a log may return them.
@@ -73,17 +68,13 @@ type LogPage struct {
 	Events []eventstore.Raw // in order of position, settled unless LogQuery.Unsettled
 	// End is the place of a settled event: no event at or before it is missing from this page and
 	// those before. If nothing new is settled, its Position is LogQuery.After, and the rest zero.
-	End LogPlace
-	// Full reports whether the page ends because of a limit: of events, of data, or of the positions
-	// that one page covers.
-	Full bool
-	// More reports whether the log has visible events behind the page, of any type and age.
-	More bool
-	// Server identifies the server and the history that were read. It changes after a restart, a
-	// failover or a restore. Empty if the store does not know.
-	Server string
-	// Waiting are the open appends that keep the settled position behind the last visible one.
-	Waiting []OpenAppend
+	End  LogPlace
+	Full bool // it ends because of a limit: of events, of data, or of the positions that one page covers
+	More bool // the log has visible events behind the page, of any type and age
+	// Server identifies the server and the history that were read. It changes after a restart, a failover or a
+	// restore. Empty if the store does not know.
+	Server  string
+	Waiting []OpenAppend // what keeps the settled position behind the last visible one
 }
 
 // LogPlace is the place of an event in a log.

@@ -14,28 +14,21 @@ type Found struct {
 	//   - A message without Mark: always true, unless the message is parked.
 	//   - A parked message: false for all handlers, unless the message is live (see Live).
 	Fresh [][]bool
-	// Left reports whether a delivery is left to the reader of the log, because the projector is in
-	// ModeCatchUp and the message has a Position behind the checkpoint. Its handlers are not fresh, and it has no
-	// marker. Nil if no message is.
-	Left []bool
-	// Held reports whether the lane is held. It stays held until the unit ends. Always false for
-	// parked messages.
-	Held []bool
-	// Suspect reports whether another runner has recorded the message as in flight. Set only with
-	// Unit.Careful.
-	Suspect []bool
-	// Recorded reports whether the message is recorded as parked (MarkerUnits). Nil if none is.
-	Recorded []bool
+	// Left reports whether a delivery is left to the reader of the log: the projector is in ModeCatchUp, and
+	// its Position is behind the checkpoint. It is not fresh, and has no marker. Nil if no message is.
+	Left     []bool
+	Held     []bool // whether the lane is held, until the unit ends; false for parked messages
+	Suspect  []bool // whether another runner has the message in flight; only with Unit.Careful
+	Recorded []bool // whether the message is recorded as parked (MarkerUnits); nil if none is
 	// Partly reports whether an earlier unit has applied a part of the message, and could not undo it. It
 	// must be set aside with CodePartly. Nil if none is.
 	Partly []bool
-	// Live reports whether a parked message can run: it is still waiting as it was listed (same
-	// Attempts, same Handlers), no other unit has its lane, and all messages before it in the
-	// lane are in this unit before it. Nil for deliveries.
+	// Live reports whether a parked message can run: it is still waiting as it was listed (same Attempts, same
+	// Handlers), no other unit has its lane, and all messages before it in the lane are in this unit before it.
+	// Nil for deliveries.
 	Live []bool
-	// Begin must be called with the index of a message before its handlers run. Then the provider
-	// can report the message of a failed statement in a *MessageError. -1: the statements that follow
-	// belong to several messages.
+	// Begin must be called with the index of a message before its handlers run, or -1 if the statements that
+	// follow belong to several. Then a *MessageError reports the message of a failed statement.
 	Begin func(message int)
 }
 
@@ -99,8 +92,7 @@ func (u *Unit) NewFound(fresh bool) Found {
 	return found
 }
 
-// SetFresh sets Fresh. inserted reports whether the opening has inserted a marker. A message is
-// fresh for a handler if the markers of all its names were inserted.
+// SetFresh sets Fresh: a message is fresh for a handler if the opening has inserted the markers of all its names.
 func (f *Found) SetFresh(u *Unit, inserted func(Marker) bool) {
 	for i := range u.Messages {
 		m := &u.Messages[i]
@@ -114,9 +106,8 @@ func (f *Found) SetFresh(u *Unit, inserted func(Marker) bool) {
 	}
 }
 
-// SetProgress compares the unit with the checkpoint of its projector, the zero Checkpoint if there
-// is none. Call it after SetFresh, with a checkpoint that was read after the markers. Its error is
-// ErrFenced, or that of ModeClosing.
+// SetProgress compares the unit with the checkpoint of its projector, the zero Checkpoint if there is none.
+// Call it after SetFresh, with a checkpoint that was read after the markers.
 func (f *Found) SetProgress(u *Unit, c Checkpoint) error {
 	a, r := u.Advance, u.Reader
 	if c.Mode == ModeEnded {
@@ -166,9 +157,8 @@ func (f *Found) SetHeld(u *Unit, held Lane) {
 	}
 }
 
-// SetLive sets Live. front are the first waiting or stuck messages of the unit's lanes: of each
-// lane at least as many as the unit has, in order of Seq, with Seq, Lane, Attempts, State and
-// Handlers. due has the lanes that the unit has locked, and whether each is due.
+// SetLive sets Live. front are the first waiting or stuck messages of the unit's lanes: of each lane at least
+// as many as the unit has, in order of Seq. due has the lanes that the unit has locked, and whether each is due.
 func (f *Found) SetLive(u *Unit, front []Parked, due map[Lane]bool) {
 	f.Live = make([]bool, len(u.Messages))
 	at := make(map[int64]int, len(u.Messages))

@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// Operations is a capability of a provider: what tools for operators read, and the records of what
-// operators do. Package admin uses it.
+// Operations is a capability of a provider: what tools for operators read, and the records of what they do.
 type Operations interface {
 	Registry
 	Acts
@@ -19,20 +18,19 @@ type Operations interface {
 	Survey(ctx context.Context, limit int) (Survey, error)
 	// Streams lists streams in order of their ids.
 	Streams(ctx context.Context, f StreamFilter) ([]Stream, error)
-	// SchemaVersion returns the version of the tables, 0 if there are none, and the version that this
-	// program knows. It needs no right on the tables except on that of the versions.
+	// SchemaVersion returns the version of the tables, 0 if there are none, and the one that this program
+	// knows. It needs no right except on the table of the versions.
 	SchemaVersion(ctx context.Context) (database, program int64, err error)
 }
 
-// StreamFilter selects streams. The zero filter selects all. Text that is longer than 255 bytes, is not
-// UTF-8 or has a NUL is an *eventstore.InvalidError.
+// StreamFilter selects streams. The zero filter selects all. CheckStreamFilter says what is invalid.
 type StreamFilter struct {
 	Category string // the part of the id before the first "-"
 	After    string // only greater ids; for the next page, the last ID of this one
 	Limit    int    // zero means 100
 }
 
-// CheckStreamFilter returns an error for a filter that no store can have.
+// CheckStreamFilter checks the texts of a filter.
 func CheckStreamFilter(f StreamFilter) error {
 	return firstError(CheckStorable("filter.Category", f.Category), CheckStorable("filter.After", f.After))
 }
@@ -62,9 +60,8 @@ type Registry interface {
 	Report(ctx context.Context, r ServiceReport, lease time.Duration) error
 	// Pauses returns what is paused, in order of kind and name.
 	Pauses(ctx context.Context) ([]Pause, error)
-	// SetPause pauses p, or resumes it if paused is false. It returns false, and changes nothing, if
-	// that is so already. In the same transaction it adds an Act, which is done.
-	//   - ErrInput: p has no valid Kind, no name, or an invalid Decision.
+	// SetPause pauses p, or resumes it if paused is false, and adds an Act, which is done. It returns false,
+	// and changes nothing, if that is so already. It returns the error of CheckPause.
 	SetPause(ctx context.Context, p Pause, paused bool) (bool, error)
 }
 
@@ -80,8 +77,8 @@ type ServiceReport struct {
 	Version    string   `json:"version,omitempty"`
 	Projectors []string `json:"projectors,omitempty"` // that a runner applies messages to
 	Outages    []Outage `json:"outages,omitempty"`
-	// Clock is the time of the service when it sent the report. In a Survey it is Skew: how far that
-	// clock was ahead of the store's when the report arrived. The way to the store is part of it.
+	// Clock is the time of the service when it sent the report. In a Survey it is Skew: how far that clock
+	// was ahead of the store's when the report arrived, the way to the store included.
 	Clock time.Time     `json:"-"`
 	Skew  time.Duration `json:"skew_ns"`
 	// On the store's clock; set by the store.
@@ -91,8 +88,7 @@ type ServiceReport struct {
 }
 
 // Outage is why a service waits by itself: a relay claims no entries of a topic while every publish fails, and a worker
-// of a runner waits before its next message after three or more that failed one after the other for one
-// cause that may pass.
+// of a runner waits before its next message after three in a row that failed for one cause that may pass.
 type Outage struct {
 	Topic     string    `json:"topic,omitempty"`     // of a relay
 	Projector string    `json:"projector,omitempty"` // of a runner
@@ -129,19 +125,16 @@ func checkDecision(d Decision) error { return firstError(d.Validate(), CheckDeci
 // Acts stores what operators did, and requests that services take up. What has a record of its own
 // (parked messages, tasks, generations) is not stored here. Each method is a separate transaction.
 type Acts interface {
-	// AddAct stores an act, and returns its number. In the same transaction it deletes at most 100
-	// acts that ended longer than ActsKept ago.
-	//   - ErrInput: a has no Verb, another state than requested and done, or an invalid Decision; or
-	//     Detail is not JSON, or longer than MaxActBytes.
+	// AddAct stores an act, and returns its number, or the error of CheckAct. In the same transaction it
+	// deletes at most 100 acts that ended longer than ActsKept ago.
 	AddAct(ctx context.Context, a Act) (int64, error)
 	// Acts returns the acts that f selects, the newest first.
 	Acts(ctx context.Context, f ActFilter) ([]Act, error)
 	// TakeAct takes a requested act, or a running one whose lease ended, for lease. It returns false
 	// if the act is in another state.
 	TakeAct(ctx context.Context, id int64, holder string, lease time.Duration) (bool, error)
-	// ChangeAct stores the progress of a running act and renews its lease, or ends the act if state is
-	// done or failed. It returns false, and changes nothing, if the holder does not have the act any
-	// more, for example because an operator has canceled it.
+	// ChangeAct stores the progress of a running act and renews its lease, or ends the act as done or failed.
+	// It returns false, and changes nothing, if the holder does not have the act any more.
 	ChangeAct(ctx context.Context, id int64, holder string, c ActChange, lease time.Duration) (bool, error)
 	// CancelAct cancels a requested or running act. It returns false if it is over.
 	CancelAct(ctx context.Context, id int64, d Decision) (bool, error)
@@ -223,7 +216,8 @@ func (f ActFilter) OnlyOpen() bool {
 	return len(f.States) > 0 && !slices.ContainsFunc(f.States, ActState.IsOver)
 }
 
-// CheckAct returns an error for an act that Acts.AddAct refuses.
+// CheckAct returns ErrInput for an act without a Verb, in another state than requested and done, or with an
+// invalid Decision, and an *eventstore.InvalidError for a Detail that is not JSON or is longer than MaxActBytes.
 func CheckAct(a Act) error {
 	if a.Verb == "" || a.State != ActRequested && a.State != ActDone {
 		return fmt.Errorf("%w: act.Verb is %q and State %q: give a verb, and requested or done", ErrInput, a.Verb, a.State)

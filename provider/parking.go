@@ -12,28 +12,23 @@ import (
 
 // Parking stores parked messages, as one queue per lane. Each method is a separate transaction.
 type Parking interface {
-	// Due returns the first messages of due lanes, by build and lane, the lanes in order of
-	// the time when they became due. Of each lane it returns one message, or up to f.Each if
-	// these are ClassHeld. A lane whose first message is stuck is never due.
+	// Due returns the first messages of due lanes, by build and lane, the lanes in order of the time when they
+	// became due. Of each lane it returns one message, or up to f.Each if these are ClassHeld. A lane whose
+	// first message is stuck is never due.
 	Due(ctx context.Context, f DueFilter) ([]Parked, error)
 
-	// Try counts an attempt at p, which Due has returned, and makes its lane due only after again
-	// has passed. So no other runner tries it until then, and the attempt counts even if the
-	// process ends.
-	//   - It returns false if p has changed since, its lane is not due, or another unit has its
-	//     lane.
-	//   - If p has limit attempts already, it returns false and p is stuck. A negative limit
-	//     means no limit.
+	// Try counts an attempt at p, which Due has returned, and makes its lane due only after again has passed. So
+	// no other runner tries it until then, and the attempt counts even if the process ends.
+	//   - It returns false if p has changed since, its lane is not due, or another unit has its lane.
+	//   - If p has limit attempts already, it returns false and p is stuck. A negative limit means no limit.
 	Try(ctx context.Context, p Parked, limit int, again time.Duration) (bool, error)
 
 	// Parked returns the messages that f selects in order of Seq. DueAt is that of the lane.
 	Parked(ctx context.Context, f ParkedFilter) ([]Parked, error)
 
-	// Decide changes the waiting and stuck messages that f selects, and returns their number.
-	// With StateWaiting they are due now and their attempts are reset. With StateSkipped they are
-	// skipped, and the messages behind them are due. d is stored with them unless it is zero.
-	//   - ErrInput: to is another state, or d is neither zero nor valid (CheckDecision). Nothing
-	//     is changed.
+	// Decide changes the waiting and stuck messages that f selects, and returns their number. With StateWaiting
+	// they are due now and their attempts are reset. With StateSkipped they are skipped, and the messages
+	// behind them are due. d is stored with them unless it is zero. It returns the error of CheckDecision.
 	Decide(ctx context.Context, f ParkedFilter, to ParkedState, d Decision) (int, error)
 }
 
@@ -139,8 +134,8 @@ type DueFilter struct {
 	Each   int    // the most messages of a lane
 }
 
-// Decision is who decided about a parked message or a task, and why. It is stored with the message,
-// or in the trail of the task. The zero Decision is that of a runner; for tasks it is refused.
+// Decision is who decided about a parked message or a task, and why. The zero Decision is that of a runner; for
+// tasks it is refused.
 type Decision struct {
 	By     string `json:"by,omitempty"`
 	Reason string `json:"reason,omitempty"`
@@ -156,9 +151,8 @@ func (d Decision) Validate() error {
 	return nil
 }
 
-// CheckDecision checks the arguments of Parking.Decide. It returns ErrInput unless to is
-// StateWaiting or StateSkipped, and d is zero or valid. If the text of d is not UTF-8 or
-// has a NUL, the error is also an *eventstore.InvalidError.
+// CheckDecision returns ErrInput unless to is StateWaiting or StateSkipped, and d is zero or valid. If the text
+// of d is not UTF-8 or has a NUL, the error is also an *eventstore.InvalidError.
 func CheckDecision(to ParkedState, d Decision) error {
 	if to != StateWaiting && to != StateSkipped {
 		return fmt.Errorf("%w: a decision can make messages waiting or skipped, not %s", ErrInput, to)
@@ -175,8 +169,7 @@ func CheckDecision(to ParkedState, d Decision) error {
 	return nil
 }
 
-// Lane identifies a queue of messages that wait for each other: those of one ordering key, or a
-// single message.
+// Lane identifies a queue of messages that wait for each other: those of one ordering key, or a single one.
 type Lane [sha256.Size]byte
 
 // MarshalText returns the lane in hexadecimal.
@@ -197,6 +190,5 @@ func (l *Lane) Scan(src any) error {
 // LaneOfKey returns the lane of the messages with an ordering key.
 func LaneOfKey(key string) Lane { return sha256.Sum256([]byte("key\x00" + key)) }
 
-// LaneOfMessage returns the lane of a single message: it waits for no other message, and no other
-// waits for it.
+// LaneOfMessage returns the lane of a single message: it waits for no other, and no other waits for it.
 func LaneOfMessage(id string) Lane { return sha256.Sum256([]byte("id\x00" + id)) }

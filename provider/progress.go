@@ -17,29 +17,26 @@ type Progress interface {
 	// has none, only Generation is set.
 	Checkpoint(ctx context.Context, b Build) (Checkpoint, error)
 
-	// SetCheckpoint replaces the checkpoint. A new mode, a new Split, and the first checkpoint, are set
-	// while no unit of the projector is open: SetCheckpoint waits for open units, and units that open
-	// later see the new one. Otherwise it waits only for units with Unit.Reader or Unit.Advance.
-	// It returns false, and changes nothing, if the checkpoint has ModeEnded, or if its position,
-	// mode, token or Splits are not those of from. to must have a mode. Checkpoint.Generation and Segments are
-	// ignored. Segments with numbers below those of to.Splits are deleted.
+	// SetCheckpoint replaces the checkpoint. For a new mode, a new Split, and the first checkpoint, it waits
+	// for all open units of the projector, and units that open later see the new one. Otherwise it waits
+	// only for units with Unit.Reader or Unit.Advance. It returns false, and changes nothing, if the
+	// checkpoint has ModeEnded, or if its position, mode, token or Splits are not those of from. to must have
+	// a mode; its Generation and Segments are ignored. Segments below those of to.Splits are deleted.
 	SetCheckpoint(ctx context.Context, b Build, from, to Checkpoint) (bool, error)
 
-	// TakeSegment makes token the one that moves a segment of the current Split, and returns the segment
-	// as it was before. A segment that does not exist is created at the place of the checkpoint. It
-	// returns false, and changes nothing, if the Split does not have the segment, or if the mode is not
-	// ModeCatchUp. It waits for units with Unit.Segment of the same segment.
+	// TakeSegment makes token the one that moves a segment of the current Split, and returns the segment as
+	// it was. One that does not exist is created at the place of the checkpoint. It returns false, and
+	// changes nothing, if the Split does not have the segment, or the mode is not ModeCatchUp. It waits for
+	// units with Unit.Segment of the same segment.
 	TakeSegment(ctx context.Context, b Build, number int, token claim.Token) (Segment, bool, error)
 
-	// Unapplied reports for each message whether a unit could find it fresh: it is behind the
-	// checkpoint or has no position, and one of its handlers has no marker of it. Message.Lane,
-	// Mark and Parked are ignored.
+	// Unapplied reports for each message whether a unit could find it fresh: it is behind the checkpoint or
+	// has no position, and one of its handlers has no marker of it. Lane, Mark and Parked are ignored.
 	Unapplied(ctx context.Context, b Build, messages []Message) ([]bool, error)
 
-	// PruneApplied deletes at most limit markers of handlers, in the generation, whose
-	// position is not behind the checkpoint. Their messages are known by the checkpoint. It
-	// returns the number of deleted markers. Zero means that none is left, except those that
-	// other transactions are deleting.
+	// PruneApplied deletes at most limit markers of handlers, in the generation, whose position is not behind
+	// the checkpoint, and returns their number. Zero means that none is left, except those that other
+	// transactions are deleting.
 	PruneApplied(ctx context.Context, b Build, handlers []string, limit int) (int, error)
 }
 
@@ -47,16 +44,15 @@ type Progress interface {
 type Checkpoint struct {
 	Generation int // whose checkpoint it is, as Progress.Checkpoint returns it
 	// Restored: the read model may have gone back to an earlier state since the checkpoint was stored
-	// elsewhere, for example because its server was restarted without its last writes. Events behind
-	// the checkpoint may be applied again. Progress.SetCheckpoint ignores it.
+	// elsewhere, so events behind it may be applied again. Progress.SetCheckpoint ignores it.
 	Restored bool
 	// Lost is the position up to which events may have been applied before: until the checkpoint
 	// reaches it, the read model has less than it had. Zero in stores that lose nothing.
 	Lost int64
 	// Restoring: the reader applies the events of Restorer.Lost. Until then parked messages wait.
 	Restoring bool
-	// Place is that of a settled event: every event of Handlers at or before it is applied or
-	// parked. If its Position is zero or was chosen by a person, the rest may be zero.
+	// Place is that of a settled event: every event of Handlers at or before it is applied or parked. If
+	// its Position is zero or was chosen by a person, the rest may be zero.
 	Place   LogPlace
 	Lineage string // LogID.Lineage of the log
 	Mode    Mode   // zero if there is no checkpoint
@@ -64,10 +60,9 @@ type Checkpoint struct {
 	// Handlers has the events that the projector takes, and the position behind which each
 	// handler began to take them.
 	Handlers []Began
-	// Splits are the ranges of segments that apply the events behind Place. The first one is current.
-	// The others were current before: their segments do not move any more, but what they have applied
-	// is not applied again. They stay until Place has passed their segments. Empty: the projector was
-	// never split.
+	// Splits are the ranges of segments that apply the events behind Place. The first one is current. The
+	// segments of the others do not move any more; they stay until Place has passed them, so that what they
+	// have applied is not applied again. Empty: the projector was never split.
 	Splits []Split
 	// Segments are those of Splits that exist, in order of number.
 	Segments []Segment
@@ -91,11 +86,10 @@ type Mode int
 const (
 	// ModeCatchUp: only the reader of the log. Units leave delivered events to it (Found.Left).
 	ModeCatchUp Mode = iota + 1
-	// ModeClosing: the reader applies the last events, and deliveries wait: their units fail with
-	// ClassTransient and CodeClosing.
+	// ModeClosing: the reader applies the last events, and units of deliveries fail with CodeClosing.
 	ModeClosing
-	// ModeLive: deliveries, and the reader those that were not delivered. Each event that is
-	// applied has markers, until the checkpoint passes it.
+	// ModeLive: deliveries, and the reader those that were not delivered. Each event that is applied has
+	// markers, until the checkpoint passes it.
 	ModeLive
 	// ModeEnded: none. The generation is retired: all its units fail with ErrEnded.
 	ModeEnded
@@ -143,8 +137,7 @@ type Advance struct {
 	Token claim.Token
 }
 
-// ErrFenced: the checkpoint is not as Unit.Advance or Unit.Reader says, because another reader has
-// taken over. Nothing was committed.
+// ErrFenced: the checkpoint is not as Unit.Advance or Unit.Reader says. Nothing was committed.
 var ErrFenced = errors.New("the checkpoint was changed by another reader")
 
 // ErrEnded: the generation of the unit is retired (ModeEnded). Nothing was committed.
@@ -157,17 +150,13 @@ const (
 	CodeClosing = "closing" // the projector is in ModeClosing
 )
 
-// A projector that reads only the log may be split into segments: shares of the streams, which
-// several readers apply at the same time. Each segment has a position of its own. The checkpoint
-// stays: every event up to it is applied, whatever its stream. See docs/adr/0028.
-
-// Split is a range of segments that share the streams of a generation.
+// Split is a range of segments that share the streams of a generation, and that several readers apply at
+// the same time. Every event up to the checkpoint is applied, whatever its stream. See docs/adr/0028.
 type Split struct {
 	// First is the number of the first segment. Numbers are never used again: each new Split of a
 	// generation begins behind the last number of the one before.
 	First int `json:"first"`
-	// Count is the number of segments. Zero: one reader applies all events.
-	Count int `json:"count"`
+	Count int `json:"count"` // of segments; zero: one reader applies all events
 }
 
 // Of returns the number of the segment that has a stream. Count must be at least 1.
@@ -190,9 +179,8 @@ type Segment struct {
 	Token  claim.Token // of the reader that moves it
 }
 
-// Applied reports whether the event of a stream at a position is applied or parked: the checkpoint,
-// or the segment of its stream in one of the Splits, is at or behind the event. c must have its
-// Segments.
+// Applied reports whether the event of a stream at a position is applied or parked: the checkpoint, or the
+// segment of its stream in one of the Splits, is at or behind the event.
 func (c *Checkpoint) Applied(stream string, position int64) bool {
 	if position <= c.Place.Position {
 		return true
@@ -217,10 +205,9 @@ func (c *Checkpoint) Split() Split {
 	return c.Splits[0]
 }
 
-// InSegment returns the checkpoint as a unit with Unit.Segment compares it: with the place and the
-// token of the segment, which must be in c.Segments. If the current Split does not have the segment,
-// or the segment does not exist, the result is like that of no checkpoint, unless c has ModeEnded.
-// Zero returns c.
+// InSegment returns the checkpoint as a unit with Unit.Segment compares it: with the place and the token of
+// the segment. If the current Split does not have it, or it does not exist, the result is like that of no
+// checkpoint, unless c has ModeEnded. Zero returns c.
 func (c Checkpoint) InSegment(number int) Checkpoint {
 	if number == 0 || c.Mode == ModeEnded {
 		return c

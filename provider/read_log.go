@@ -23,14 +23,11 @@ const (
 
 // LogReader reads the log of a store: the events of all its streams, in the order of their positions.
 type LogReader interface {
-	// ReadLog yields the events that f selects, from a place on, up to the last one that is
-	// visible when the loop begins.
-	//   - It skips no event and keeps the order of each stream, also while appends are open, are
-	//     rolled back, or commit in another order than that of their positions. For this it waits
-	//     for open appends of this database, and for nothing else. If ctx ends while it waits, the
-	//     error names them.
-	//   - It reads in pages, and holds no cursor, lock or connection while the body of the
-	//     caller's loop runs.
+	// ReadLog yields the events that f selects, from a place on, up to the last one that is visible when the loop begins.
+	//   - It skips no event and keeps the order of each stream, also while appends are open, are rolled back, or commit
+	//     in another order than that of their positions. For this it waits for open appends of this database, and for
+	//     nothing else. If ctx ends while it waits, the error names them.
+	//   - It reads in pages, and holds no cursor, lock or connection while the body of the caller's loop runs.
 	//   - eventstore.ErrUnsafeLog: this database cannot show which events are missing.
 	//   - An error is yielded last, with a zero Raw.
 	ReadLog(ctx context.Context, from eventstore.From, f eventstore.LogFilter) iter.Seq2[eventstore.Raw, error]
@@ -86,11 +83,6 @@ func readLog(ctx context.Context, log Log, from eventstore.From, f eventstore.Lo
 	return nil
 }
 
-const (
-	logPauseMin = time.Millisecond
-	logPauseMax = 100 * time.Millisecond
-)
-
 // logWait is the wait of a reader for open appends.
 type logWait struct {
 	began time.Time
@@ -101,7 +93,7 @@ type logWait struct {
 // pause waits a little longer than the last time, or until ctx ends.
 func (w *logWait) pause(ctx context.Context, open []OpenAppend) error {
 	if w.began.IsZero() {
-		w.began, w.next = time.Now(), pauses.Doubling{First: logPauseMin, Longest: logPauseMax} //nolint:forbidigo // a duration
+		w.began, w.next = time.Now(), pauses.Doubling{First: time.Millisecond, Longest: 100 * time.Millisecond} //nolint:forbidigo // a duration
 	}
 	w.open = open
 	pauses.Wait(ctx, w.next.Next(), nil)
@@ -170,9 +162,8 @@ type LogIndex interface {
 	Head(ctx context.Context) (int64, error)
 	// Next returns the first event after a position, or a zero LogPlace.
 	Next(ctx context.Context, after int64) (LogPlace, error)
-	// Since finds the first event after a position that was recorded at t or later, and returns
-	// the position of the event before it, or zero. It returns false if there is no such event. A
-	// store whose clock has less than nanoseconds rounds t up.
+	// Since finds the first event after a position that was recorded at t or later, and returns the position of the
+	// event before it, or zero; false if there is none. A store whose clock has less than nanoseconds rounds t up.
 	Since(ctx context.Context, after int64, t time.Time) (int64, bool, error)
 }
 

@@ -11,14 +11,13 @@ type Records interface {
 	// Outcomes returns the outcome of each question.
 	Outcomes(ctx context.Context, questions []Question) ([]Outcome, error)
 
-	// Prune deletes at most limit markers of each of handlers, of any generation, and at most
-	// limit replayed or skipped messages of projector, that are older than window on the store's
-	// clock, the oldest first. It returns the number of deleted rows. Zero means that none is
-	// left, except those that other transactions are deleting. In the same transaction it stores
-	// the time up to which markers of a handler may be missing.
-	//   - Markers with a position, in a generation that has a checkpoint, are left to
-	//     Progress.PruneApplied: without them, the reader of the log would apply their events again.
-	//     Markers with a position in other generations are deleted in any order.
+	// Prune deletes at most limit markers of each of handlers, of any generation, and at most limit replayed or skipped
+	// messages of projector, that are older than window on the store's clock, the oldest first. It returns the number
+	// of deleted rows. Zero means that none is left, except those that other transactions are deleting. In the same
+	// transaction it stores the time up to which markers of a handler may be missing.
+	//   - Markers with a position, in a generation that has a checkpoint, are left to Progress.PruneApplied:
+	//     without them, the reader of the log would apply their events again. In other generations they are deleted in
+	//     any order.
 	Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (int, error)
 }
 
@@ -50,8 +49,8 @@ const (
 	OutcomeWaiting                // parked, and a runner tries it again
 	OutcomeStuck                  // parked, and stuck or behind a stuck message
 	OutcomeSkipped                // it was parked, and an operator gave it up
-	// OutcomePruned: no marker, and markers of its age may have been deleted. Never for a message with
-	// a Position in a generation with a checkpoint: Prune leaves its marker.
+	// OutcomePruned: no marker, and markers of its age may have been deleted. Never for a message with a Position in a
+	// generation with a checkpoint.
 	OutcomePruned
 )
 

@@ -8,9 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// CheckStorable returns an *eventstore.InvalidError for text that is longer than MaxIDBytes, is
-// not UTF-8, or has a NUL: nothing is stored under such a text. Empty text, which is no condition,
-// passes. Every provider calls CheckStorable, or the checks below, before any SQL.
+// CheckStorable returns an *eventstore.InvalidError for text that is longer than MaxIDBytes, is not UTF-8, or has a
+// NUL: nothing is stored under it. Empty text passes. Every provider calls it, or the checks below, before any SQL.
 func CheckStorable[T ~string](field string, texts ...T) error {
 	for _, t := range texts {
 		if len(t) > MaxIDBytes {
@@ -20,8 +19,7 @@ func CheckStorable[T ~string](field string, texts ...T) error {
 	return CheckStored(field, texts...)
 }
 
-// CheckStored is CheckStorable for text of any length: for ids that a store has returned. Another program may have stored a
-// longer one, and what refuses it would refuse its whole batch.
+// CheckStored is CheckStorable for text of any length: for ids that a store has returned, and another program has stored.
 func CheckStored[T ~string](field string, texts ...T) error {
 	for _, t := range texts {
 		switch s := string(t); {
@@ -99,9 +97,8 @@ func CheckSwitch(u *Unit) error {
 // MaxTableBytes is the length limit of each part of a table's name, which is that of PostgreSQL.
 const MaxTableBytes = 63
 
-// CheckTables returns ErrInput for names that are not those of tables: at most two parts, of 1 to
-// MaxTableBytes each, without quotes and control characters. For a part that is too long it is also an
-// *eventstore.InvalidError, with the length.
+// CheckTables returns ErrInput for names that are not those of tables: at most two parts, of 1 to MaxTableBytes each,
+// without quotes and control characters. For a part that is too long it is also an *eventstore.InvalidError.
 func CheckTables(names ...string) error {
 	for _, name := range names {
 		parts := strings.Split(name, ".")

@@ -116,11 +116,9 @@ type Finding struct {
 	Title   string   `json:"title"`
 	Meaning string   `json:"meaning"`
 	Facts   []Fact   `json:"facts,omitempty"`
-	Remedy  []string `json:"remedy"` // lines to copy
-	// Blocks: the other checks cannot be made before this is repaired, so they were left out.
-	Blocks bool `json:"blocks,omitempty"`
-	// Private has facts that may be data of users, such as the text of a statement.
-	Private []Fact `json:"private,omitempty"`
+	Remedy  []string `json:"remedy"`            // lines to copy
+	Blocks  bool     `json:"blocks,omitempty"`  // the other checks were left out: they cannot be made before this is repaired
+	Private []Fact   `json:"private,omitempty"` // what may be data of users, such as the text of a statement
 }
 
 // Fact is a named fact of a finding.
@@ -131,16 +129,11 @@ type Fact struct {
 
 // DiagnosisLimits say from when on something is a finding. Zero means the default.
 type DiagnosisLimits struct {
-	// OpenTransaction is how long a transaction may keep others waiting. Zero means 5s.
-	OpenTransaction time.Duration
-	// Snapshot is how long a transaction may keep dead rows. Zero means 10m.
-	Snapshot time.Duration
-	// Lag is how old the first event that is not applied may be. Zero means 30s.
-	Lag time.Duration
-	// Watch is how long a lag is watched, to see whether it grows. Zero means 2s.
-	Watch time.Duration
-	// Skew is how much clocks may differ. Zero means 2s.
-	Skew time.Duration
+	OpenTransaction time.Duration // how long a transaction may keep others waiting; zero means 5s
+	Snapshot        time.Duration // how long a transaction may keep dead rows; zero means 10m
+	Lag             time.Duration // how old the first event that is not applied may be; zero means 30s
+	Watch           time.Duration // how long a lag is watched, to see whether it grows; zero means 2s
+	Skew            time.Duration // how much clocks may differ; zero means 2s
 }
 
 // WithDefaults returns l with its zero fields filled in.
@@ -156,10 +149,8 @@ func (l DiagnosisLimits) WithDefaults() DiagnosisLimits {
 	return l
 }
 
-// Diagnoser is a capability of a provider: the checks that depend on its server. They need no
-// migrated tables.
+// Diagnoser is a capability of a provider: the checks that depend on its server. They need no migrated tables.
 type Diagnoser interface {
-	// Diagnose returns what is wrong with the server, the roles and the way to it, in any order. It
-	// changes nothing.
+	// Diagnose returns what is wrong with the server, the roles and the way to it, in any order, and changes nothing.
 	Diagnose(ctx context.Context, l DiagnosisLimits) ([]Finding, error)
 }

@@ -9,26 +9,21 @@ import (
 
 // Switch makes a unit change which generation is live, or compare two generations. Such a unit has
 // these steps:
-//   - It waits until no other unit of the projector is open, in any generation, for at most a
-//     second: then the error is ClassTransient with CodeBusy. Units that open later wait for it. With
-//     Snapshot it waits for none, and no unit waits for it.
+//   - It waits until no other unit of the projector is open, in any generation. After a second the error is
+//     ClassTransient with CodeBusy. Units that open later wait for it. With Snapshot neither waits.
 //   - It compares Set with the stored generations (ErrFenced).
 //   - It calls Last, and opens the unit with the messages that Last returned.
-//   - It empties the tables of Reset.
-//   - It calls run, which must not park messages.
+//   - It empties the tables of Reset, and calls run, which must not park messages.
 //   - It checks Create, renames, shows and compares tables, stores the generations of Set, and commits. With
 //     Snapshot it is rolled back instead.
 //
 // Unit.Once must be set, and Unit.Messages must be empty. The tables need Keeps.Tables.
 type Switch struct {
-	// Snapshot: the unit sees the whole store as of one moment, and its own writes. It is rolled
-	// back.
-	Snapshot bool
-	// Last returns the messages of the unit. The live generation does not change until the unit
-	// ends. Nil means no messages.
+	Snapshot bool // see the whole store as of one moment, and the unit's own writes, and roll back
+	// Last returns the messages of the unit; nil means none. The live generation does not change until the
+	// unit ends.
 	Last func(ctx context.Context, live Live) ([]Message, error)
-	// Set are generations to store, as SetGeneration does. They are stored together, so one of them
-	// can become live when another one ceases to be.
+	// Set are generations to store together, as SetGeneration does: one can become live when another ceases to be.
 	Set []Generation
 	// Create are the tables of a new generation, which run creates. Their names end with its number:
 	// "ratings_g2". The error has CodeReferenced if one of them has a foreign key to a table of another
@@ -41,11 +36,9 @@ type Switch struct {
 	// Rename are tables to rename before the views are created, if they exist and are not views. The error has
 	// CodeReferenced if another table has a foreign key to one of them.
 	Rename []TablePair
-	// Show are views to create or to replace. A role that could read the view, or the table that
-	// had its name, can read the new view.
-	Show []TablePair
-	// Compare, if not nil, compares tables.
-	Compare *Comparison
+	// Show are views to create or to replace. Who could read the view, or the table of its name, can read the new one.
+	Show    []TablePair
+	Compare *Comparison // if not nil, compare tables
 }
 
 // OpenSwitch does the second and the third step of a unit with Switch. stored are the generations of the projector, and
@@ -113,8 +106,7 @@ func invalidInput(why string) error {
 // Live is the live generation, as the transaction of a unit with Switch sees it.
 type Live struct {
 	Checkpoint Checkpoint
-	// Unapplied is Progress.Unapplied for this generation.
-	Unapplied func(ctx context.Context, messages []Message) ([]bool, error)
+	Unapplied  func(ctx context.Context, messages []Message) ([]bool, error) // as that of Progress
 }
 
 // TablePair is a table and its other name: the new name in Switch.Rename, the view that shows the
@@ -124,15 +116,13 @@ type TablePair struct{ Table, Other string }
 
 // Comparison compares the rows of tables by their primary keys, or as a whole if a table has none.
 type Comparison struct {
-	// Pairs are the tables to compare. Table has the right rows, Other may have wrong ones. Only
-	// columns that both have are compared.
-	Pairs []TablePair
-	// Ignore are columns that are not compared.
-	Ignore []string
-	// Limit is the most differences to find.
-	Limit int
-	// Repair: the rows of Only that still differ are changed in Other, so that they are as in
-	// Table. Found gets these rows. Foreign keys hold at the end, in whatever order the tables are given.
+	// Pairs are the tables to compare. Table has the right rows, Other may have wrong ones. Only columns that
+	// both have are compared.
+	Pairs  []TablePair
+	Ignore []string // columns that are not compared
+	Limit  int      // the most differences to find
+	// Repair: the rows of Only that still differ are changed in Other, so that they are as in Table. Found
+	// gets these rows. Foreign keys hold at the end, in whatever order the tables are given.
 	Repair bool
 	Only   []Difference // nil means all rows; required for Repair
 	// Found is called with the differences, ordered by table and key, before the commit.
@@ -147,9 +137,8 @@ type Difference struct {
 	Got   json.RawMessage `json:"got,omitempty"`  // as they are
 }
 
-// CodeBusy: other units of the projector did not end within a second, or a table was in use for
-// longer.
-const CodeBusy = "busy"
-
-// CodeReferenced: a table has a foreign key to a table that cannot be emptied, renamed or dropped because of it.
-const CodeReferenced = "referenced"
+// Codes of an Error of a unit with Switch, and of ClearGeneration.
+const (
+	CodeBusy       = "busy"       // other units did not end within a second, or a table was in use for longer
+	CodeReferenced = "referenced" // a foreign key keeps a table from being emptied, renamed or dropped
+)

@@ -59,8 +59,7 @@ func CheckKind(field, kind string) error {
 	return nil
 }
 
-// CheckSlot returns an *eventstore.InvalidError for a name of a step or a wait that does not match
-// ^[a-z][a-z0-9_-]{0,60}$.
+// CheckSlot returns an *eventstore.InvalidError for a name of a step or a wait that is not ^[a-z][a-z0-9_-]{0,60}$.
 func CheckSlot(field, name string) error {
 	if !slotRE.MatchString(name) {
 		return invalidf(field, "must match %s", slotRE)
@@ -68,8 +67,8 @@ func CheckSlot(field, name string) error {
 	return nil
 }
 
-// CheckTaskDrafts returns an *eventstore.InvalidError for a draft that no provider can store, and for
-// two drafts with one id. Providers call it before any SQL.
+// CheckTaskDrafts returns an *eventstore.InvalidError for a draft that no provider can store, and for two with one id.
+// Providers call it, and the checks below, before any SQL.
 func CheckTaskDrafts(drafts []TaskDraft) error {
 	seen := make(map[string]struct{}, len(drafts))
 	for i := range drafts {
@@ -102,8 +101,7 @@ func checkTime(field string, at time.Time) error {
 	return nil
 }
 
-// CheckTaskGroup returns an *eventstore.InvalidError for a group that no provider can store, or that
-// has no tasks. Providers call it before any SQL.
+// CheckTaskGroup returns an *eventstore.InvalidError for a group that no provider can store, or that has no tasks.
 func CheckTaskGroup(g TaskGroupDraft) error {
 	if g.Err != nil {
 		return invalidf("group.data", "cannot be encoded as JSON: %s", g.Err)
@@ -116,7 +114,6 @@ func CheckTaskGroup(g TaskGroupDraft) error {
 }
 
 // CheckTaskAnswer returns an *eventstore.InvalidError for an answer that no provider can store.
-// Providers call it before any SQL.
 func CheckTaskAnswer(a TaskAnswer) error {
 	return firstError(CheckText("answer.task", a.Task, MaxIDBytes), CheckSlot("answer.name", a.Name),
 		CheckText("answer.id", a.ID, MaxIDBytes), CheckJSON("answer.out", a.Out, MaxTaskState))
@@ -130,8 +127,7 @@ func CheckPostpone(id string, at time.Time) error {
 	return firstError(CheckStorable("task id", id), checkTime("at", at))
 }
 
-// CheckTaskChanges returns an *eventstore.InvalidError for a change that TaskChange does not
-// describe. Providers call it before they change anything.
+// CheckTaskChanges returns an *eventstore.InvalidError for a change that TaskChange does not describe.
 func CheckTaskChanges(changes []TaskChange) error {
 	for i := range changes {
 		c, at := &changes[i], fmt.Sprintf("changes[%d].", i)
@@ -200,9 +196,8 @@ func ZeroTaskCounts() map[TaskStatus]int64 {
 	return counts
 }
 
-// PatchState applies a JSON merge patch (RFC 7386) to a state. The result must be an object of slots
-// with valid names and at most MaxTaskState bytes; otherwise the error is an
-// *eventstore.InvalidError.
+// PatchState applies a JSON merge patch (RFC 7386) to a state. If the result is not an object of slots with valid names
+// and at most MaxTaskState bytes, the error is an *eventstore.InvalidError.
 func PatchState(state map[string]Slot, patch json.RawMessage) (map[string]Slot, error) {
 	if err := CheckJSON("patch", patch, MaxTaskState); err != nil {
 		return nil, err
@@ -218,8 +213,7 @@ func PatchState(state map[string]Slot, patch json.RawMessage) (map[string]Slot, 
 	return ParseState("patch", merged)
 }
 
-// ParseState parses a state. Text that is not an object of slots with valid names, or has more than
-// MaxTaskState bytes, is an *eventstore.InvalidError of field.
+// ParseState parses a state. Text that is not one, or is too long, is an *eventstore.InvalidError of field.
 func ParseState(field string, text []byte) (map[string]Slot, error) {
 	if len(text) > MaxTaskState {
 		return nil, invalidf(field, "the state would have %d bytes: at most %d are allowed", len(text), MaxTaskState)

@@ -19,13 +19,11 @@ type TaskProvider[Tx any] interface {
 
 // Tasks is a store of tasks for workers.
 //
-// A task is due while its status is open and its NextAt is not in the future on the store's clock.
-// The clock is read once per statement. A claimed task that is due has vanished: its worker has
-// neither changed it nor renewed the lease.
+// A task is due while its status is open and its NextAt is not in the future on the store's clock, which
+// is read once per statement. A claimed task that is due has vanished: its lease has ended without a change.
 type Tasks interface {
-	// TaskCandidates returns at most limit due tasks of q.Kinds without taking them. Each kind is in
-	// order of NextAt and ID, and the kinds take turns: the first of each kind, the second of each
-	// kind, and so on. So neither a backlog of one kind, nor tasks that wait, delay other kinds.
+	// TaskCandidates returns at most limit due tasks of q.Kinds without taking them: the first of each
+	// kind in order of NextAt and ID, then the second of each kind, and so on. So no kind delays another.
 	// With q.Alone it returns only suspect tasks, else none of them.
 	TaskCandidates(ctx context.Context, q TaskQuery, limit int) ([]Task, error)
 
@@ -34,23 +32,20 @@ type Tasks interface {
 	ClaimTasks(ctx context.Context, q TaskQuery, t claim.Terms) ([]Task, error)
 
 	// ChangeTasks applies changes in one transaction, each on its own, and returns their results in
-	// the same order. A change that CheckTaskChanges refuses is an *eventstore.InvalidError, and
-	// nothing is changed.
+	// the same order. If CheckTaskChanges refuses one, nothing is changed.
 	ChangeTasks(ctx context.Context, changes []TaskChange) ([]TaskChanged, error)
 
-	// RenewTasks renews the leases of claimed tasks. It returns the ids of the tasks that are no longer
-	// claimed with their token. It waits for no lock of a row: a task that another transaction has
-	// locked is not renewed and not reported. A store with a single writer waits for it, and returns
-	// an error if it is not free before ctx ends.
+	// RenewTasks renews the leases of claimed tasks, and returns the ids of those that are no longer
+	// claimed with their token. A task that another transaction has locked is not renewed and not
+	// reported. A store with a single writer waits for it instead, until ctx ends.
 	RenewTasks(ctx context.Context, tasks []Task, lease time.Duration) (late []string, err error)
 
-	// TaskKinds returns the kinds of the open tasks of a domain, sorted. Its cost grows with the
-	// number of kinds, not of tasks.
+	// TaskKinds returns the kinds of the open tasks of a domain, sorted, at a cost that grows with the kinds, not the tasks.
 	TaskKinds(ctx context.Context, domain string) ([]string, error)
 
-	// DeleteTasks deletes at most limit tasks that were done or undone longer ago than keep says,
-	// with their trails, and returns their number. Tasks of a group are kept until it is complete.
-	// Groups are deleted keep.Done after they were completed. keep is complete (TaskRetention.WithDefaults).
+	// DeleteTasks deletes at most limit tasks that were done or undone longer ago than keep says, with
+	// their trails, and returns their number. Tasks of a group are kept until it is complete, and groups
+	// for keep.Done after that. keep is complete (TaskRetention.WithDefaults).
 	DeleteTasks(ctx context.Context, keep TaskRetention, limit int) (int, error)
 }
 
@@ -69,16 +64,14 @@ type TaskTx interface {
 	// becomes pending.
 	Answer(ctx context.Context, a TaskAnswer) (AnswerOutcome, error)
 
-	// Postpone makes a pending, failed or claimed task that goes forward due at this time of the
-	// store's clock, with no attempts counted. It returns false, and changes nothing, for a task
-	// with slots or a result and in any other case. If a worker is running the task, the result of that run does
-	// not count: the transaction of DefineTx is rolled back, and a call may have been made. A handler
-	// must not postpone its own task.
+	// Postpone makes a pending, failed or claimed task that goes forward, without slots and result, due at
+	// this time of the store's clock, with no attempts counted. Else it returns false, and changes nothing.
+	// The result of a run that is going on does not count: the transaction of DefineTx is rolled back, and
+	// a call may have been made. A handler must not postpone its own task.
 	Postpone(ctx context.Context, id string, at time.Time) (bool, error)
 
-	// Cancel gives a task up, with WhyCanceled: what its steps did is undone. It returns false if the
-	// task is being undone already, is final, or does not exist. A worker that runs the task notices
-	// it at its next change.
+	// Cancel gives a task up, with WhyCanceled: what its steps did is undone. It returns false if the task is being undone,
+	// is final, or does not exist. A worker that runs it notices at its next change.
 	Cancel(ctx context.Context, id string) (bool, error)
 
 	// Change is ChangeTasks for one change. If it is to TaskDone and the task has a group, it counts
@@ -88,18 +81,16 @@ type TaskTx interface {
 
 // TaskWaker is a capability of Tasks: a hint that tasks became due.
 type TaskWaker interface {
-	// TasksDue returns a channel that is closed when tasks are next added, answered or released
-	// through this value, after the commit if this value commits. A provider may give no hint for a
-	// transaction that the caller commits.
+	// TasksDue returns a channel that is closed when tasks are next added, answered or released through
+	// this value, after its commit. There may be no hint for a transaction that the caller commits.
 	TasksDue() <-chan struct{}
 }
 
 // TaskQuery selects tasks to claim.
 type TaskQuery struct {
-	Kinds []string // only these
-	// Attempts is the limit of attempts; ≤ 0 means none.
-	Attempts int
-	Alone    bool // one suspect task, and no other
+	Kinds    []string // only these
+	Attempts int      // the limit; ≤ 0 means none
+	Alone    bool     // one suspect task, and no other
 }
 
 // TaskChange is a change of a claimed task. It is applied only if the task is claimed with Token.
@@ -109,13 +100,11 @@ type TaskChange struct {
 	// To is the new status. TaskClaimed keeps the claim and renews its lease, TaskPending releases
 	// the task and gives its attempt back.
 	To TaskStatus
-	// After is the lease of a claimed task, the backoff of a failed one, the delay of a pending one,
-	// and the time of a waiting one, ≤ 0 without end. The end of a wait is set once per slot: a task
-	// that waits again for Open waits until the time that was set first.
+	// After is the lease of a claimed task, the backoff of a failed one, the delay of a pending one, and
+	// the time of a waiting one, ≤ 0 without end. A task that waits again for Open keeps its first end.
 	After time.Duration
 	Slots map[string]Slot // to be set; may be nil
-	// Open is a slot. The change is refused if it is filled. TaskWaiting requires it: the task waits
-	// for this slot.
+	// Open is a slot. The change is refused if it is filled. TaskWaiting requires it, and waits for it.
 	Open string
 	// Progress: attempts begin again with this claim as the first one, Vanished and Suspect end, and
 	// the wait is over. TaskWaiting is progress too, with no attempts counted.
@@ -128,9 +117,7 @@ type TaskChange struct {
 	Code   string          // of TaskFailed, TaskAbandoned and TaskPending; empty keeps the last one
 }
 
-// TaskChanged is the result of a TaskChange.
-//
-// TaskDone and TaskWaiting are also refused if the direction is undo.
+// TaskChanged is the result of a TaskChange. TaskDone and TaskWaiting are also refused if the direction is undo.
 type TaskChanged struct {
 	Applied bool
 	// Now is the task after the change: only ID, Undo, Version and Group if it was applied. If it was
@@ -153,12 +140,10 @@ type TaskRetention struct {
 
 // ClaimTasks claims due tasks as TaskCandidates lists them; with q.Alone, one. A task has at most one
 // live claim. The tasks are as they are after the claim. With an error, they are those taken before it.
-//   - Claiming sets the token and the holder of t, counts an attempt, and leases the task for
-//     t.Lease. It sets the stored Doubt, unless the direction is undo. The direction, the slots and the
-//     wait stay.
-//   - If a task has vanished: at q.Attempts it is claimed with Spent, and no attempt is counted. Else
-//     if it is the second time in a row, it becomes failed and Suspect, stays due, and is not
-//     claimed. The code is CodeVanished in all three cases.
+//   - Claiming sets the token and the holder of t, counts an attempt, leases the task for t.Lease, and
+//     sets the stored Doubt unless the direction is undo. Direction, slots and wait stay.
+//   - A task that has vanished gets CodeVanished. At q.Attempts it is claimed with Spent, and no attempt
+//     is counted. Else, the second time in a row, it becomes failed and Suspect, stays due, and is not claimed.
 //   - If its time to wait is over, it is claimed with TimedOut.
 func ClaimTasks(ctx context.Context, s Tasks, q TaskQuery, t claim.Terms) ([]Task, error) {
 	t, err := t.WithDefaults()
@@ -171,9 +156,8 @@ func ClaimTasks(ctx context.Context, s Tasks, q TaskQuery, t claim.Terms) ([]Tas
 	return s.ClaimTasks(ctx, q, t)
 }
 
-// TaskInspector lists tasks, and has the decisions of operators. Each decision is one transaction,
-// and adds a row to the trail of each task that it changes. A Decision that Decision.Validate
-// refuses is ErrInput, and nothing is changed.
+// TaskInspector lists tasks, and has the decisions of operators. Each decision is one transaction, and adds a row to the
+// trail of each task that it changes. A Decision that Decision.Validate refuses changes nothing.
 type TaskInspector interface {
 	// Tasks lists the tasks that f selects in order of ID.
 	Tasks(ctx context.Context, f TaskFilter) ([]Task, error)
@@ -186,26 +170,23 @@ type TaskInspector interface {
 	// RequeueTasks makes the abandoned and failed tasks that f selects pending at once, resets their
 	// attempts, and returns their number. Slots and direction stay.
 	RequeueTasks(ctx context.Context, f TaskFilter, d Decision) (int, error)
-	// CancelTasks does what TaskTx.Cancel does for the tasks that f selects, and returns their number.
-	// The result of CompleteTask, if there is one, is dropped. A zero filter is ErrInput.
+	// CancelTasks does what TaskTx.Cancel does for the tasks that f selects, and returns their number. A
+	// result of CompleteTask is dropped. A zero filter is ErrInput.
 	//
-	// To find what to undo, the handler of a task with recorded steps runs again, and so does that of
-	// a task whose worker crashed. A call outside of a step is not made if the handler asks for Run.Key.
+	// To find what to undo, the handler of a task with recorded steps, or whose worker crashed, runs again.
+	// A call outside of a step is not made if the handler asks for Run.Key.
 	CancelTasks(ctx context.Context, f TaskFilter, d Decision) (int, error)
-	// CompleteTask makes an abandoned task pending with a result. A worker ends it without running it:
-	// as done, and counts its group; or as undone if the task was being undone. ErrTaskVersion: it is
-	// not abandoned. Invalid JSON is an *eventstore.InvalidError.
+	// CompleteTask makes an abandoned task pending with a result. A worker ends it without running it: as
+	// done, and counts its group; or as undone if it was being undone. ErrTaskVersion: it is not abandoned.
 	CompleteTask(ctx context.Context, id string, result json.RawMessage, d Decision) error
-	// PatchTask changes the state of a task that is pending, failed, waiting or abandoned, by a JSON
-	// merge patch (RFC 7386). A null removes a slot, so its step runs again. A task that waits for a
-	// slot that the patch fills becomes pending. ErrTaskVersion: the task has another version, or a
-	// worker has it. ErrTaskEnded: it is done or undone. A result that is not a state is an
-	// *eventstore.InvalidError. See PatchState.
+	// PatchTask changes the state of a task that is pending, failed, waiting or abandoned, as PatchState
+	// does. A null removes a slot, so its step runs again. A task that waits for a slot that the patch
+	// fills becomes pending. ErrTaskVersion: the task has another version, or a worker has it.
+	// ErrTaskEnded: it is done or undone.
 	PatchTask(ctx context.Context, id string, version int64, patch json.RawMessage, d Decision) error
 }
 
-// TaskFilter selects tasks. The zero filter selects all. Text that is longer than 255 bytes, is not
-// UTF-8 or has a NUL is an *eventstore.InvalidError.
+// TaskFilter selects tasks. The zero filter selects all. CheckTaskFilter says what is invalid.
 type TaskFilter struct {
 	IDs       []string // only these; nil means all, empty means none
 	Kind      string
@@ -224,8 +205,7 @@ func (f TaskFilter) OnlyStuck() bool {
 
 // TaskRecord is a record of what happened to a task.
 type TaskRecord struct {
-	// ID of a record for a task.AuditSink is the same if a worker reports the same end of a task
-	// again. The ids of a trail are others.
+	// ID: for a task.AuditSink, the same if a worker reports the same end of a task again. Those of a trail are others.
 	ID     string    `json:"id,omitempty"`
 	Task   string    `json:"task,omitempty"` // empty with WhatGroupDone
 	Kind   string    `json:"kind,omitempty"`
