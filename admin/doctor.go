@@ -43,12 +43,7 @@ func (a *Admin) doctor(ctx context.Context, l provider.DiagnosisLimits) (found [
 	if err != nil {
 		return nil, err
 	}
-	found = append(found, f.findWaits(l)...)
-	found = append(found, f.findGone(l)...)
-	found = append(found, f.findPaused()...)
-	found = append(found, f.findParked()...)
-	found = append(found, f.findClocks(l)...)
-	found = append(found, f.findAbandoned()...)
+	found = slices.Concat(found, f.findWaits(l), f.findGone(l), f.findPaused(), f.findParked(), f.findClocks(l), f.findAbandoned())
 	if len(f.lagging(l)) == 0 {
 		return found, nil
 	}
@@ -127,20 +122,15 @@ func (f *Facts) findWaits(l provider.DiagnosisLimits) (found []provider.Finding)
 				Check: provider.FindingWait, Title: "Others wait for an open transaction: " + b.Name,
 				Meaning: "Until it ends, sessions that need its locks wait.",
 				Facts:   facts("application", b.Application, "user", b.User, "state", b.State, "open for", f.ago(b.Since)),
-				Remedy:  []string{b.End},
+				Remedy:  []string{b.End}, Private: facts("query", b.Query),
 			})
-			if b.Query != "" {
-				found[i].Private = facts("query", b.Query)
-			}
 		}
 		if w.What == "append" {
 			found[i].Meaning = "It has appended events and has not ended. Readers of the log, and so projectors, do not pass the positions that it may still fill."
 			continue
 		}
 		found[i].Facts = append(found[i].Facts, facts("keeps waiting", strings.TrimSpace(w.Waiter.Name+" "+w.Waiter.Application)+", for "+f.ago(w.Waiter.Since))...)
-		if w.Waiter.Query != "" {
-			found[i].Private = append(found[i].Private, facts("waiting query", w.Waiter.Query)...)
-		}
+		found[i].Private = append(found[i].Private, facts("waiting query", w.Waiter.Query)...)
 	}
 	return found
 }
@@ -226,7 +216,7 @@ func (f *Facts) hands(holder string) (all []provider.Fact) {
 		}
 	}
 	if n := f.inFlight[holder]; n > 0 && len(all) > 0 {
-		all = append(all, facts("messages in flight", fmt.Sprint(n))...)
+		return append(all, facts("messages in flight", fmt.Sprint(n))...)
 	}
 	return all
 }
@@ -392,22 +382,22 @@ func (f *Facts) findClocks(l provider.DiagnosisLimits) (found []provider.Finding
 }
 
 func (f *Facts) findAbandoned() (found []provider.Finding) {
+	add := func(title, meaning, rows string, n provider.Count, oldest time.Time, remedy ...string) {
+		found = append(found, provider.Finding{
+			Check: provider.FindingAbandoned, Title: title, Meaning: meaning, Facts: facts(rows, number(n), "oldest", f.ago(oldest)), Remedy: remedy,
+		})
+	}
 	for _, e := range f.Outbox {
 		if e.Status == outbox.Abandoned {
-			found = append(found, provider.Finding{
-				Check: provider.FindingAbandoned, Title: "Entries of the outbox are abandoned", Meaning: "Their attempts are exhausted. Their messages, and the later ones of their keys, are not published.",
-				Facts:  facts("entries", number(e.Count), "oldest", f.ago(e.Oldest)),
-				Remedy: []string{"kinora outbox ls --status abandoned", `kinora outbox requeue --seq N --reason "…"`, `kinora outbox skip --seq N --reason "…"`},
-			})
+			add("Entries of the outbox are abandoned", "Their attempts are exhausted. Their messages, and the later ones of their keys, are not published.",
+				"entries", e.Count, e.Oldest,
+				"kinora outbox ls --status abandoned", `kinora outbox requeue --seq N --reason "…"`, `kinora outbox skip --seq N --reason "…"`)
 		}
 	}
 	for _, t := range f.Tasks {
 		if t.Status == task.Abandoned {
-			found = append(found, provider.Finding{
-				Check: provider.FindingAbandoned, Title: "Tasks are abandoned", Meaning: "Their attempts are exhausted, or no retry can help. Their groups wait for them.",
-				Facts:  facts("tasks", number(t.Count), "oldest", f.ago(t.Oldest)),
-				Remedy: []string{"kinora tasks ls --status abandoned", `kinora tasks requeue --id ID --reason "…"`, `kinora tasks cancel --id ID --reason "…"`},
-			})
+			add("Tasks are abandoned", "Their attempts are exhausted, or no retry can help. Their groups wait for them.", "tasks", t.Count, t.Oldest,
+				"kinora tasks ls --status abandoned", `kinora tasks requeue --id ID --reason "…"`, `kinora tasks cancel --id ID --reason "…"`)
 		}
 	}
 	return found

@@ -145,13 +145,14 @@ func (f *Facts) projector(b provider.SurveyedBuild, generations []projector.Gene
 	p := Projector{
 		Name: b.Projector, Generation: b.Number(), State: "live", Mode: b.Checkpoint.Mode.String(), Position: b.Checkpoint.Place.Position,
 		Parked: b.Parked, Keys: b.Lanes, StuckKeys: b.StuckLanes, Oldest: b.Oldest,
-		Paused: f.isPaused(provider.PauseProjector, b.Projector),
+		Paused: slices.ContainsFunc(f.Pauses, func(p provider.Pause) bool { return p.Kind == provider.PauseProjector && p.Name == b.Projector }),
 	}
-	if len(ofProjector(generations, b.Projector)) > 0 {
+	own := func(g projector.Generation) bool { return g.Projector == b.Projector }
+	if slices.ContainsFunc(generations, own) {
 		p.State = "retired"
 	}
-	for _, g := range ofProjector(generations, b.Projector) {
-		if g.Number == p.Generation {
+	for _, g := range generations {
+		if own(g) && g.Number == p.Generation {
 			p.State, p.Rebuild = g.State, rebuildOf(g)
 		}
 	}
@@ -171,15 +172,6 @@ func (f *Facts) projector(b provider.SurveyedBuild, generations []projector.Gene
 	return p
 }
 
-func ofProjector(all []projector.Generation, name string) (found []projector.Generation) {
-	for _, g := range all {
-		if g.Projector == name {
-			found = append(found, g)
-		}
-	}
-	return found
-}
-
 func rebuildOf(g projector.Generation) *Rebuild {
 	if g.How == projector.NoRebuild || g.CaughtUp && g.Failed == "" && g.State != "building" {
 		return nil
@@ -197,10 +189,6 @@ func (f *Facts) addRequested(generations []projector.Generation) {
 			f.Projectors = append(f.Projectors, Projector{Name: g.Projector, Generation: g.Number, State: g.State, Rebuild: rebuildOf(g)})
 		}
 	}
-}
-
-func (f *Facts) isPaused(kind, name string) bool {
-	return slices.ContainsFunc(f.Pauses, func(p provider.Pause) bool { return p.Kind == kind && p.Name == name })
 }
 
 // lag counts the events that a generation has neither applied nor parked, of the next thousand.

@@ -86,10 +86,6 @@ func surveyProjectors(ctx context.Context, p Projectors, s *provider.Survey, lim
 		}
 		return builds[b]
 	}
-	live := func(name string) {
-		all := slices.DeleteFunc(slices.Clone(rows), func(g provider.Generation) bool { return g.Projector != name })
-		add(provider.Build{Projector: name, Generation: provider.LiveGeneration(all)})
-	}
 	for _, g := range rows {
 		if g.State != provider.GenerationRetired {
 			add(g.Build)
@@ -101,7 +97,8 @@ func surveyProjectors(ctx context.Context, p Projectors, s *provider.Survey, lim
 	}
 	for _, h := range handlers {
 		name, _, _ := strings.Cut(h, "/")
-		live(name)
+		own := slices.DeleteFunc(slices.Clone(rows), func(g provider.Generation) bool { return g.Projector != name })
+		add(provider.Build{Projector: name, Generation: provider.LiveGeneration(own)})
 	}
 	readers, err := p.LeaseNames(ctx, readerLease)
 	if err != nil {

@@ -110,7 +110,9 @@ func (h *Handler) dryRunOutcome(p *view, a provider.Act, v viewer) {
 		p.Live[0].Fields = append(p.Live[0].Fields, field{"Selected", plain(selection(list))})
 	}
 	r, ok := outcome[provider.DryRunReport](p, a)
-	if ok {
+	if ok && r.Error != "" {
+		p.Live = append(p.Live, v.noResult(r.Error))
+	} else if ok {
 		p.Live = append(p.Live, dryRunBlocks(r, v)...)
 	}
 	if ok && isRead && exact && v.by != "" && list.Projector != "" {
@@ -119,19 +121,25 @@ func (h *Handler) dryRunOutcome(p *view, a provider.Act, v viewer) {
 	}
 }
 
+// noResult is the outcome of a request that failed.
+func (v viewer) noResult(why string) block {
+	if !v.payloads {
+		return block{Title: "Outcome", Note: "There is no result. The reason is hidden: it may have data of users."}
+	}
+	return block{Title: "Outcome", Note: "There is no result: " + show(why)}
+}
+
+// badIf returns a number, which is marked if it is bad.
+func badIf(bad bool, n int) cell {
+	c := plain(digits(int64(n)))
+	if bad {
+		c.Mark = "bad"
+	}
+	return c
+}
+
 func dryRunBlocks(r provider.DryRunReport, v viewer) (all []block) {
-	if r.Error != "" {
-		if !v.payloads {
-			return append(all, block{Title: "Outcome", Note: "There is no result. The reason is hidden: it may have data of users."})
-		}
-		return append(all, block{Title: "Outcome", Note: "There is no result: " + show(r.Error)})
-	}
-	failing := num(int64(len(r.Failures)))
-	failing.Mark = ""
-	if len(r.Failures) > 0 {
-		failing.Mark = "bad"
-	}
-	all = append(all, block{Title: "Outcome", Fields: fields(field{"Would be applied", plain(digits(int64(r.Messages)))}, field{"Would fail", failing},
+	all = append(all, block{Title: "Outcome", Fields: fields(field{"Would be applied", plain(digits(int64(r.Messages)))}, field{"Would fail", badIf(len(r.Failures) > 0, len(r.Failures))},
 		field{"Would wait", plain(digits(int64(r.Waiting)))}, field{"Rows would change", plain(digits(int64(len(r.Changes))))}, field{"Messages would be sent", plain(digits(int64(len(r.Output))))})})
 	if r.Cut {
 		all[0].Note = "The report was too long: the rest is left out."
@@ -139,21 +147,14 @@ func dryRunBlocks(r provider.DryRunReport, v viewer) (all []block) {
 	if len(r.Failures) > 0 {
 		t := &table{Label: "Messages that would fail", Head: []string{"#Message", "Class", "Code", "Error"}}
 		for _, f := range r.Failures {
-			why := marked("hidden", "quiet")
-			if v.payloads {
-				why = plain(f.Error)
-			}
-			t.Rows = append(t.Rows, []cell{to(fmt.Sprint(f.Seq), link("message", "seq", fmt.Sprint(f.Seq))).marked("number"), plain(f.Class.String()), plain(f.Code), why})
+			t.Rows = append(t.Rows, []cell{to(fmt.Sprint(f.Seq), link("message", "seq", fmt.Sprint(f.Seq))).marked("number"), plain(f.Class.String()), plain(f.Code), v.hidden(f.Error)})
 		}
 		all = append(all, block{Title: "Messages that would fail", Table: t})
 	}
 	if len(r.Changes) > 0 {
 		t := &table{Label: "Rows before and after", Head: []string{"Table", "Before", "After"}}
 		for _, c := range r.Changes {
-			before, after := hiddenRow(c.Before), hiddenRow(c.After)
-			if v.payloads {
-				before, after = sides(c.Before, c.After)
-			}
+			before, after := v.sides(c.Before, c.After)
 			t.Rows = append(t.Rows, []cell{plain(c.Table), before, after})
 		}
 		all = append(all, block{Title: "Rows before and after", Table: t})
@@ -168,30 +169,17 @@ func dryRunBlocks(r provider.DryRunReport, v viewer) (all []block) {
 	return all
 }
 
-func hiddenRow(row json.RawMessage) cell {
-	if len(row) == 0 || string(row) == "null" {
-		return marked("no row", "quiet")
-	}
-	return marked("hidden", "quiet")
-}
-
 func (h *Handler) verifyOutcome(p *view, a provider.Act, v viewer) {
 	r, ok := outcome[provider.VerifyReport](p, a)
 	switch {
 	case !ok:
 		return
-	case r.Error != "" && !v.payloads:
-		p.Live = append(p.Live, block{Title: "Outcome", Note: "There is no result. The reason is hidden: it may have data of users."})
-		return
 	case r.Error != "":
-		p.Live = append(p.Live, block{Title: "Outcome", Note: "There is no result: " + show(r.Error)})
+		p.Live = append(p.Live, v.noResult(r.Error))
 		return
 	}
-	rowsDiffer := plain(digits(int64(len(r.Differences))))
-	if len(r.Differences) > r.Repaired {
-		rowsDiffer.Mark = "bad"
-	}
-	b := block{Title: "Outcome", Fields: fields(field{"Rows that differ", rowsDiffer}, field{"Repaired", plain(digits(int64(r.Repaired)))},
+	n := len(r.Differences)
+	b := block{Title: "Outcome", Fields: fields(field{"Rows that differ", badIf(n > r.Repaired, n)}, field{"Repaired", plain(digits(int64(r.Repaired)))},
 		field{"At position", plain(digits(r.Position))}, field{"Events applied", plain(digits(r.Events))}, field{"Messages that failed", plain(digits(int64(r.Parked)))})}
 	if r.Cut {
 		b.Note = "The report was too long: the rest is left out."
@@ -202,12 +190,8 @@ func (h *Handler) verifyOutcome(p *view, a provider.Act, v viewer) {
 	}
 	t := &table{Label: "Rows that differ", Head: []string{"Table", "Row", "It is", "It must be"}}
 	for _, d := range r.Differences {
-		key, is, must := marked("hidden", "quiet"), hiddenRow(d.Got), hiddenRow(d.Want)
-		if v.payloads {
-			key = plain(string(d.Key))
-			is, must = sides(d.Got, d.Want)
-		}
-		t.Rows = append(t.Rows, []cell{plain(d.Table), key, is, must})
+		is, must := v.sides(d.Got, d.Want)
+		t.Rows = append(t.Rows, []cell{plain(d.Table), v.hidden(string(d.Key)), is, must})
 	}
 	p.Live = append(p.Live, block{Title: "Rows that differ", Table: t})
 	if v.by != "" && len(r.Differences) > r.Repaired {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"mime"
 	"net/http"
-	"slices"
 	"strings"
 
 	"github.com/kinora-go/kinora/internal/filters"
@@ -38,12 +37,9 @@ var notices = map[string]string{
 	"controlled": "Done. A running runner follows within about a second.", "canceled": "The request is canceled.",
 }
 
-var counted = []string{"replayed", "skipped", "requeued", "skipped-entries", "requeued-tasks", "canceled-tasks"}
-
 func noticeOf(q *query) string {
-	said := q.values.Get("said")
-	text := notices[said]
-	if slices.Contains(counted, said) {
+	text := notices[q.values.Get("said")]
+	if text != "" && q.values.Has("n") {
 		return digits(q.number("n")) + " " + text
 	}
 	return text
@@ -103,13 +99,6 @@ func (q *query) confirmed(want string) bool {
 	return q.err == nil
 }
 
-func said(page, what string, n int, pairs ...string) string {
-	if n > 0 {
-		pairs = append(pairs, "n", fmt.Sprint(n))
-	}
-	return link(page, append(pairs, "said", what)...)
-}
-
 func setPause(paused bool) doFunc {
 	return func(h *Handler, ctx context.Context, q *query, d provider.Decision) (string, error) {
 		kind, name := q.oneOf("kind", provider.PauseProjector, provider.PauseTopic), q.required("name")
@@ -125,9 +114,9 @@ func setPause(paused bool) doFunc {
 			what = "unchanged"
 		}
 		if kind == provider.PauseTopic {
-			return said("outbox", what, 0, "topic", name), err
+			return link("outbox", "said", what, "topic", name), err
 		}
-		return said("projector", what, 0, "name", name), err
+		return link("projector", "said", what, "name", name), err
 	}
 }
 
@@ -169,7 +158,7 @@ func (h *Handler) rebuild(ctx context.Context, q *query, d provider.Decision) (s
 		return "", q.err
 	}
 	_, err := h.ops.Rebuild(ctx, name, r)
-	return said("projector", "requested", 0, "name", name), err
+	return link("projector", "said", "requested", "name", name), err
 }
 
 func (h *Handler) generation(ctx context.Context, q *query, d provider.Decision) (string, error) {
@@ -186,7 +175,7 @@ func (h *Handler) generation(ctx context.Context, q *query, d provider.Decision)
 		return "", q.err
 	}
 	err := h.ops.Control(ctx, name, int(n), actions[action], d)
-	return said("projector", "controlled", 0, "name", name), err
+	return link("projector", "said", "controlled", "name", name), err
 }
 
 func (h *Handler) dryRun(ctx context.Context, q *query, d provider.Decision) (string, error) {
@@ -212,7 +201,7 @@ func onRows[L rowList[F], F any](page, what string, canUndo bool, act func(h *Ha
 			return "", q.err
 		}
 		n, err := act(h)(ctx, list.Filter(), d)
-		return said(page, what, n), err
+		return link(page, "said", what, "n", fmt.Sprint(n)), err
 	}
 }
 
@@ -242,7 +231,7 @@ func (h *Handler) completeTask(ctx context.Context, q *query, d provider.Decisio
 		return "", err
 	}
 	err = store.CompleteTask(ctx, id, result, d)
-	return said("task", "completed", 0, "id", id), err
+	return link("task", "said", "completed", "id", id), err
 }
 
 func (h *Handler) cancelAct(ctx context.Context, q *query, d provider.Decision) (string, error) {
@@ -255,5 +244,5 @@ func (h *Handler) cancelAct(ctx context.Context, q *query, d provider.Decision) 
 	if !canceled {
 		what = "unchanged"
 	}
-	return said("act", what, 0, "id", fmt.Sprint(id)), err
+	return link("act", "said", what, "id", fmt.Sprint(id)), err
 }

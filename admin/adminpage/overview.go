@@ -107,24 +107,13 @@ func (h *Handler) findingBlock(found []provider.Finding, v viewer) block {
 	if len(found) == 1 {
 		b.Title = "One thing is wrong"
 	}
-	for i, f := range found {
+	for _, f := range found {
 		if !v.payloads {
 			f.Private = nil
 		}
-		one := finding{Number: i + 1, Link: findingLinks[f.Check], Finding: provider.Finding{Check: f.Check, Title: show(f.Title), Meaning: show(f.Meaning)}}
+		one := finding{f, findingLinks[f.Check]}
 		if f.Check == provider.FindingAbandoned && strings.HasPrefix(f.Title, "Tasks") {
 			one.Link = to("Tasks", link("tasks", "status", "abandoned"))
-		}
-		for _, fact := range f.Facts {
-			if fact.Value != "" {
-				one.Facts = append(one.Facts, provider.Fact{Name: show(fact.Name), Value: show(fact.Value)})
-			}
-		}
-		for _, fact := range f.Private {
-			one.Private = append(one.Private, provider.Fact{Name: show(fact.Name), Value: show(fact.Value)})
-		}
-		for _, line := range f.Remedy {
-			one.Remedy = append(one.Remedy, show(line))
 		}
 		b.Findings = append(b.Findings, one)
 	}

@@ -76,7 +76,7 @@ func New(store admin.Store, cfg Config) (*Handler, error) {
 		cfg: cfg, store: store, ops: ops, csrf: http.NewCrossOriginProtection(),
 		streams: make(chan struct{}, maxStreams), running: make(chan struct{}), ended: make(chan struct{}),
 	}
-	h.state.init()
+	h.state.facts.turn, h.state.doctor.turn = make(chan struct{}, 1), make(chan struct{}, 1)
 	return h, nil
 }
 
@@ -88,7 +88,7 @@ var (
 	//go:embed page.js
 	script string
 
-	templates = template.Must(template.New("").Parse(pageSource))
+	templates = template.Must(template.New("").Funcs(template.FuncMap{"show": show}).Parse(pageSource))
 	policy    = "default-src 'none'; script-src " + hashOf(script) + "; style-src " + hashOf(style) +
 		"; img-src data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
@@ -183,11 +183,7 @@ func (h *Handler) read(r *http.Request, v viewer, read pageFunc) (*view, error) 
 		page, err = &view{Title: "Not here", Intro: sentence(err)}, nil
 	}
 	if err == nil {
-		page.Notice = noticeOf(q)
-		page.At = r.URL.Path
-		for i := range page.Forms {
-			page.Forms[i].Confirm = show(page.Forms[i].Confirm)
-		}
+		page.Notice, page.At = noticeOf(q), r.URL.Path
 	}
 	return page, err
 }

@@ -13,13 +13,7 @@ func projectorTable(f *admin.Facts) *table {
 	t := &table{Label: "Projectors", Head: []string{"Projector", "#Generation", "State", "Mode", "#Checkpoint", "#Lag", "#Oldest", "#Runners", "#Parked", "#Stuck keys"},
 		Empty: "No projector has a checkpoint yet."}
 	for _, p := range f.Projectors {
-		state, oldest, lag := plain(p.State), "", count(p.Lag)
-		if p.Paused {
-			state = marked(p.State+", paused", "bad")
-		}
-		if p.Rebuild != nil && p.Rebuild.Failed != "" {
-			state = marked(p.State+", waits", "bad")
-		}
+		oldest, lag := "", count(p.Lag)
 		if p.LagSeconds > 0 {
 			oldest = span(time.Duration(p.LagSeconds * float64(time.Second)))
 		}
@@ -31,10 +25,20 @@ func projectorTable(f *admin.Facts) *table {
 		if p.StuckKeys.N > 0 {
 			stuck.Mark, stuck.Href = "number bad", link("parked", "projector", p.Name, "state", "stuck")
 		}
-		t.Rows = append(t.Rows, []cell{to(p.Name, link("projector", "name", p.Name)), num(int64(p.Generation)), state, plain(p.Mode), num(p.Position),
+		t.Rows = append(t.Rows, []cell{to(p.Name, link("projector", "name", p.Name)), num(int64(p.Generation)), generationState(p), plain(p.Mode), num(p.Position),
 			marked(lag, "number"), marked(oldest, "number"), num(int64(p.Runners)), parked, stuck})
 	}
 	return t
+}
+
+func generationState(p admin.Projector) cell {
+	switch {
+	case p.Rebuild != nil && p.Rebuild.Failed != "":
+		return marked(p.State+", waits", "bad")
+	case p.Paused:
+		return marked(p.State+", paused", "bad")
+	}
+	return plain(p.State)
 }
 
 func (h *Handler) projectors(ctx context.Context, _ *query, v viewer) (*view, error) {
@@ -142,10 +146,6 @@ func generationForm(g admin.Projector, action, title string) form {
 }
 
 func generationBlocks(g admin.Projector) []block {
-	state := plain(g.State)
-	if g.Paused {
-		state = marked(g.State+", paused", "bad")
-	}
 	lag := count(g.Lag)
 	if g.LagSeconds > 0 {
 		lag += ", the oldest " + span(time.Duration(g.LagSeconds*float64(time.Second)))
@@ -154,7 +154,7 @@ func generationBlocks(g admin.Projector) []block {
 		lag = "not known: it reads another log"
 	}
 	b := block{Title: fmt.Sprintf("Generation %d", g.Generation), Fields: fields(
-		field{"State", state}, field{"Mode", plain(g.Mode)}, field{"Checkpoint", plain(digits(g.Position))}, field{"Lag", plain(lag)}, field{"Runners", plain(fmt.Sprint(g.Runners))},
+		field{"State", generationState(g)}, field{"Mode", plain(g.Mode)}, field{"Checkpoint", plain(digits(g.Position))}, field{"Lag", plain(lag)}, field{"Runners", plain(fmt.Sprint(g.Runners))},
 		field{"Reader", plain(g.Reader)}, field{"Parked", to(fmt.Sprintf("%s messages of %s keys", count(g.Parked), count(g.Keys)), link("parked", "projector", g.Name, "generation", fmt.Sprint(g.Generation)))},
 		field{"Stuck keys", plain(count(g.StuckKeys))}, field{"Oldest parked", at(g.Oldest)})}
 	if g.Rebuild == nil {

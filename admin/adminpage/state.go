@@ -3,6 +3,7 @@ package adminpage
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -36,10 +37,6 @@ type sample struct {
 	lag    float64 // seconds, of the live generation that lags most
 	parked int64
 	open   int64 // entries
-}
-
-func (s *state) init() {
-	s.facts.turn, s.doctor.turn = make(chan struct{}, 1), make(chan struct{}, 1)
 }
 
 // shared is a value that one reader at a time renews.
@@ -194,10 +191,8 @@ func (s *state) add(one sample) {
 // open returns the number of entries that are not published.
 func open(f *admin.Facts, of ...outbox.Status) (n provider.Count) {
 	for _, e := range f.Outbox {
-		for _, s := range of {
-			if e.Status == s {
-				n.N, n.AtLeast = n.N+e.N, n.AtLeast || e.AtLeast
-			}
+		if slices.Contains(of, e.Status) {
+			n.N, n.AtLeast = n.N+e.N, n.AtLeast || e.AtLeast
 		}
 	}
 	return n
@@ -215,7 +210,7 @@ const plotWidth, plotHeight = 360.0, 64.0
 // plots draws the samples of the hour before last, which is the last point.
 func (s *state) plots(last sample) []plot {
 	s.mu.Lock()
-	samples := append([]sample(nil), s.samples...)
+	samples := slices.Clone(s.samples)
 	s.mu.Unlock()
 	end := last.at
 	if n := len(samples); n > 0 && samples[n-1].at.Before(end) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/filters"
@@ -79,12 +80,9 @@ func (h *Handler) eventBehind(ctx context.Context, position int64) (e eventstore
 }
 
 func (h *Handler) eventByID(ctx context.Context, id string) (e eventstore.Raw, found bool, err error) {
-	places, err := h.store.LogPlaces(ctx, []string{id})
-	if err != nil || places[id].Position == 0 {
-		return e, false, err
-	}
-	e, found, err = h.eventBehind(ctx, places[id].Position-1)
-	return e, found && e.ID == id, err
+	events, err := h.store.LogEvents(ctx, []string{id})
+	e, found = events[id]
+	return e, found, err
 }
 
 // event shows an event, what caused it, what it caused, and which read models have it.
@@ -218,15 +216,12 @@ func (h *Handler) readModelsOf(ctx context.Context, e eventstore.Raw) (block, er
 		return b, err
 	}
 	for _, build := range s.Builds {
-		var names string
+		var names []string
 		m := provider.Message{ID: e.ID, Position: e.Position}
 		for _, began := range build.Checkpoint.Handlers {
 			if began.Type == e.Type && e.Position > began.Position {
 				m.Handlers = append(m.Handlers, provider.Handler{Name: began.Handler})
-				if names != "" {
-					names += ", "
-				}
-				names += began.Handler
+				names = append(names, began.Handler)
 			}
 		}
 		if len(m.Handlers) == 0 || build.Checkpoint.Lineage != "" && build.Checkpoint.Lineage != id.Lineage || len(t.Rows) == rows {
@@ -236,7 +231,7 @@ func (h *Handler) readModelsOf(ctx context.Context, e eventstore.Raw) (block, er
 		if err != nil {
 			return b, err
 		}
-		t.Rows = append(t.Rows, []cell{to(build.Projector, link("projector", "name", build.Projector)), num(int64(build.Number())), plain(names), state})
+		t.Rows = append(t.Rows, []cell{to(build.Projector, link("projector", "name", build.Projector)), num(int64(build.Number())), plain(strings.Join(names, ", ")), state})
 	}
 	return b, nil
 }

@@ -48,8 +48,7 @@ type block struct {
 
 type finding struct {
 	provider.Finding
-	Number int
-	Link   cell
+	Link cell
 }
 
 type progress struct {
@@ -215,14 +214,25 @@ func headers(all map[string]string) string {
 	return b.String()
 }
 
-// sides returns the columns of a row before and after a change. Changed values are marked.
-func sides(before, after json.RawMessage) (was, is cell) {
+// hidden returns text that may be data of users, if the viewer may see it.
+func (v viewer) hidden(text string) cell {
+	if !v.payloads {
+		return marked("hidden", "quiet")
+	}
+	return plain(text)
+}
+
+// sides returns the columns of a row before and after a change, if the viewer may see them. Changed values are marked.
+func (v viewer) sides(before, after json.RawMessage) (was, is cell) {
 	b, isRow := columns(before)
 	a, isRow2 := columns(after)
-	if !isRow || !isRow2 {
-		return plain(string(before)), plain(string(after))
-	}
-	side := func(of, other map[string]json.RawMessage, mark string) (c cell) {
+	side := func(raw json.RawMessage, of, other map[string]json.RawMessage, mark string) (c cell) {
+		switch {
+		case len(raw) == 0 || string(raw) == "null":
+			return marked("no row", "quiet")
+		case !v.payloads || !isRow || !isRow2:
+			return v.hidden(string(raw))
+		}
 		for _, name := range slices.Sorted(maps.Keys(of)) {
 			l := line{Text: show(name + ": " + string(of[name]))}
 			if !bytes.Equal(of[name], other[name]) {
@@ -230,17 +240,12 @@ func sides(before, after json.RawMessage) (was, is cell) {
 			}
 			c.Lines = append(c.Lines, l)
 		}
-		if len(of) == 0 {
-			return marked("no row", "quiet")
-		}
 		return c
 	}
-	return side(b, a, "old"), side(a, b, "new")
+	return side(before, b, a, "old"), side(after, a, b, "new")
 }
 
 func columns(row json.RawMessage) (all map[string]json.RawMessage, ok bool) {
-	if len(row) == 0 || string(row) == "null" {
-		return nil, true
-	}
-	return all, json.Unmarshal(row, &all) == nil
+	ok = len(row) == 0 || json.Unmarshal(row, &all) == nil
+	return all, ok
 }
