@@ -104,13 +104,13 @@ var generations = []Mutant{
 	{
 		Name:  "set_not_compared",
 		What:  "a switch begins although other generations are stored than it was planned for",
-		Edits: []Edit{{File: "provider/switch.go", Old: "	if !CanSet(stored, u.Switch.Set...) {", New: "	if !CanSet(stored) {"}},
+		Edits: []Edit{{File: "provider/generation.go", Old: "	if !CanSet(stored, u.Switch.Set...) {", New: "	if !CanSet(stored) {"}},
 		Tests: []Test{{"./providers/postgres", "TestConformance/Generations/Switch/generations_that_have_changed"}},
 	},
 	{
 		Name:  "last_of_its_own_generation",
 		What:  "the last messages of a switch are those that the generation of the unit has applied",
-		Edits: []Edit{{File: "provider/switch.go", Old: "Generation: LiveGeneration(stored)}", New: "Generation: u.Generation}"}},
+		Edits: []Edit{{File: "provider/generation.go", Old: "Generation: LiveGeneration(stored)}", New: "Generation: u.Generation}"}},
 		Tests: []Test{{"./providers/postgres", "TestConformance/Generations/Switch/the_last_messages"}},
 	},
 	{

@@ -46,19 +46,19 @@ var observers = []Mutant{
 	{
 		Name:  "probes_apart",
 		What:  "each readiness probe starts a check of its own",
-		Edits: []Edit{{File: "ready.go", Old: "if h.running == nil {", New: "if h.running == nil || len(h.running) == 0 {"}},
+		Edits: []Edit{{File: "probes.go", Old: "if h.running == nil {", New: "if h.running == nil || len(h.running) == 0 {"}},
 		Tests: []Test{{".", "TestReadyIsBounded"}},
 	},
 	{
 		Name:  "ready_held_log",
 		What:  "an append that holds back the log does not count",
-		Edits: []Edit{{File: "ready.go", Old: "held > h.cfg.Open", New: "held < 0"}},
+		Edits: []Edit{{File: "probes.go", Old: "held > h.cfg.Open", New: "held < 0"}},
 		Tests: []Test{{".", "TestReadyOnPostgreSQL"}},
 	},
 	{
 		Name:  "ready_schema",
 		What:  "a service is ready although its schema is not migrated",
-		Edits: []Edit{{File: "ready.go", Old: "fault != nil {", New: "fault != nil && ctx == nil {"}},
+		Edits: []Edit{{File: "probes.go", Old: "fault != nil {", New: "fault != nil && ctx == nil {"}},
 		Tests: []Test{{".", "TestReadyOnSQLite"}},
 	},
 	{

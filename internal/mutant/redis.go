@@ -79,7 +79,7 @@ var redis = []Mutant{
 	{
 		Name:  "redis_output_after",
 		What:  "output is committed after its effect",
-		Edits: []Edit{{File: "provider/combine_markers.go", Old: "len(c.Output) > 0 && !o.emitted {", New: "false {"}, {File: "provider/combine_markers.go", Old: "		c.Output = nil\n", New: ""}},
+		Edits: []Edit{{File: "provider/combine.go", Old: "len(c.Output) > 0 && !o.emitted {", New: "false {"}, {File: "provider/combine.go", Old: "		c.Output = nil\n", New: ""}},
 		Tests: []Test{{"./providers/redis", "TestOutputIsCommittedOnce"}},
 	},
 }
