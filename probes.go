@@ -27,18 +27,14 @@ type ReadyConfig struct {
 	// Store is the database, such as a *postgres.DB. It is required. For read models whose events are
 	// in another database it is projector.StateOf of both.
 	Store projector.State
-	// Projectors are those whose lag is checked. A projector that reads no log has none, and would
-	// never be ready: see Projector.Lag.
+	// Projectors are those whose lag is checked. One that reads no log would never be ready: see Projector.Lag.
 	Projectors []Projector
-	// Lag is the greatest age of an event that a projector has neither applied nor parked. Zero means
-	// 1m. The age is that on the clocks of the store and of this process.
-	Lag time.Duration
-	// Open is how long an append may stay open and hold back the log. Zero means 1m.
-	Open time.Duration
-	// Timeout is how long a probe may take. Zero means 2s.
-	Timeout time.Duration
-	// Again is how long an answer is used again. Zero means 1s.
-	Again time.Duration
+	// Lag is the greatest age of an event that a projector has neither applied nor parked, by the clocks of the store
+	// and of this process. Zero means 1m.
+	Lag     time.Duration
+	Open    time.Duration // how long an append may stay open and hold back the log; zero means 1m
+	Timeout time.Duration // how long a probe may take; zero means 2s
+	Again   time.Duration // how long an answer is used again; zero means 1s
 }
 
 // CheckState is the result of a check, as the body of Ready has it.
@@ -58,12 +54,10 @@ type CheckState struct {
 //   - log: events become settled. An append that stays open holds them back.
 //   - lag: no event waits for a projector for longer than ReadyConfig.Lag.
 //
-// The body is JSON: {"ok":true,"checks":[{"name":"database","ok":true}]}. It has names of projectors,
-// and no texts of errors.
+// The body is JSON: {"ok":true,"checks":[{"name":"database","ok":true}]}. It has no texts of errors.
 //
-// A probe takes at most the Timeout. Probes at the same time share one check, and a check that does
-// not return keeps others from starting. Lag is counted in the store, a second per million events. A
-// count that takes longer than the Timeout is a failed check.
+// A probe takes at most the Timeout. Probes at the same time share one check, and a check that does not return keeps
+// others from starting. Lag is counted in the store, a second per million events: a longer count is a failed check.
 //
 // Ready returns an error if the Store is nil, a projector is nil, or a duration is negative.
 func Ready(cfg ReadyConfig) (http.Handler, error) {
@@ -175,8 +169,7 @@ func (h *ready) checks(ctx context.Context) []CheckState {
 	return all
 }
 
-// log checks that the settled position follows the last visible event. At the first check it is not
-// known which earlier events are settled.
+// log checks that the settled position follows the last visible event.
 func (h *ready) log(ctx context.Context, head int64) CheckState {
 	is := CheckState{Name: "log", OK: true}
 	if h.movedAt.IsZero() {
@@ -268,15 +261,13 @@ type LoopState struct {
 // and 503 if one is late for longer than late. Zero means 1m. Restart the process then: nothing else
 // ends a call that does not return.
 //   - A relay is late during a Publish call. The time of each call counts alone, so a slow broker is not late.
-//   - A runner or a worker is late if a handler has not returned after the end of its context, and if
-//     an observer does not return. A slow handler is not late, and a database that is down makes
-//     nothing late.
+//   - A runner or a worker is late if a handler has not returned after the end of its context, and if an observer does
+//     not return. Neither a slow handler nor a database that is down makes it late.
 //   - A service whose Run has returned an error is late.
-//   - Other services are late if they have a method Late() map[string]time.Duration, as these have,
-//     and it says so.
+//   - Other services are late if they have a method Late() map[string]time.Duration, and it says so.
 //
-// The body is JSON: {"ok":true,"loops":[{"name":"relay","late_seconds":0,"ok":true}]}. It has names
-// of projectors and handlers. A probe queries no database and never waits.
+// The body is JSON: {"ok":true,"loops":[{"name":"relay","late_seconds":0,"ok":true}]}. A probe queries no database and
+// never waits.
 func Healthy(late time.Duration, services ...Service) http.Handler {
 	if late <= 0 {
 		late = defaultLate

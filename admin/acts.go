@@ -18,8 +18,7 @@ import (
 // Decision is who decides, and why. Both are required.
 type Decision = provider.Decision
 
-// Acts returns the acts that f selects, the newest first: what operators did with entries, what they
-// paused and resumed, and requests. Decisions about parked messages, tasks and generations are in these.
+// Acts returns the acts that f selects, the newest first. Decisions about parked messages, tasks and generations are in these.
 func (a *Admin) Acts(ctx context.Context, f provider.ActFilter) ([]provider.Act, error) {
 	return with(a.Operations, func(o provider.Operations) ([]provider.Act, error) { return o.Acts(ctx, f) })
 }
@@ -114,12 +113,10 @@ func (a *Admin) SkipParked(ctx context.Context, f projector.ParkedFilter, d Deci
 	return with(a.Projectors, func(p Projectors) (int, error) { return projector.Skip(ctx, p, f, d) })
 }
 
-// Pause pauses a projector (provider.PauseProjector) or a topic (provider.PauseTopic). Runners and relays
-// follow within about a second; what they are applying or publishing ends first. It returns false if it is
-// paused already.
-//   - Nothing is applied to a paused projector: no event of the log, no delivery and no parked message. A
-//     delivery is not acked meanwhile. Runners that share a subscription among projectors
-//     (projector.Subscribe) therefore apply nothing of its topics to the others either.
+// Pause pauses a projector (provider.PauseProjector) or a topic (provider.PauseTopic). Runners and relays follow within
+// about a second; what they are applying or publishing ends first. It returns false if it is paused already.
+//   - No event of the log, no delivery and no parked message is applied to a paused projector. A delivery is not acked
+//     meanwhile, so runners with projector.Subscribe apply nothing of its topics to their other projectors either.
 //   - Relays claim no entries of a paused topic. These wait, in order.
 func (a *Admin) Pause(ctx context.Context, kind, name string, d Decision) (bool, error) {
 	return a.setPause(ctx, provider.Pause{Kind: kind, Name: name, Decision: d}, true)
@@ -148,17 +145,15 @@ func (a *Admin) Control(ctx context.Context, name string, generation int, action
 	return projector.Control(ctx, p, name, generation, action, d)
 }
 
-// DryRun requests a dry run of the parked messages that f selects, at most f.Limit (zero means 100), and
-// returns the number of the request. A running runner of the projector answers it with a
-// provider.DryRunReport. f.Projector is required.
-//   - The report has rows of the read model, which may be data of users. It is kept with the act for
-//     provider.ActsKept.
+// DryRun requests a dry run of the parked messages that f selects, at most f.Limit (zero means 100), and returns the
+// number of the request. f.Projector is required. A running runner of it answers with a provider.DryRunReport. That has
+// rows of the read model, which may be data of users, and is kept with the act for provider.ActsKept.
 func (a *Admin) DryRun(ctx context.Context, f projector.ParkedFilter, d Decision) (int64, error) {
 	return a.request(ctx, provider.VerbDryRun, f.Projector, provider.DryRunRequest{Filter: f}, d)
 }
 
-// Verify requests a comparison of the read model with the log, and returns the number of the request. A
-// running runner of the projector answers it with a provider.VerifyReport. See Projector.Verify.
+// Verify requests a comparison of the read model with the log (Projector.Verify), and returns the number of the request. A
+// running runner of the projector answers it with a provider.VerifyReport.
 func (a *Admin) Verify(ctx context.Context, name string, r provider.VerifyRequest, d Decision) (int64, error) {
 	return a.request(ctx, provider.VerbVerify, name, r, d)
 }
@@ -192,11 +187,11 @@ const awaitEvery = 200 * time.Millisecond
 func (a *Admin) Await(ctx context.Context, request int64, progress func(provider.Act)) (last provider.Act, err error) {
 	for {
 		found, err := a.Acts(ctx, provider.ActFilter{IDs: []int64{request}})
-		switch {
-		case err != nil:
+		if err == nil && len(found) == 0 {
+			err = fmt.Errorf("%w: request %d does not exist", provider.ErrInput, request)
+		}
+		if err != nil {
 			return last, err
-		case len(found) == 0:
-			return last, fmt.Errorf("%w: request %d does not exist", provider.ErrInput, request)
 		}
 		if last = found[0]; progress != nil {
 			progress(last)
@@ -210,8 +205,7 @@ func (a *Admin) Await(ctx context.Context, request int64, progress func(provider
 	}
 }
 
-// PruneEntries is outbox.Prune, recorded as an act: it deletes entries that were published or skipped longer
-// ago than keep says. Abandoned and held entries stay.
+// PruneEntries is outbox.Prune, recorded as an act.
 func (a *Admin) PruneEntries(ctx context.Context, keep outbox.EntryRetention, d Decision) (int, error) {
 	keep, err := keep.WithDefaults()
 	if err != nil {
@@ -227,11 +221,9 @@ func (a *Admin) MarkedHandlers(ctx context.Context) ([]string, error) {
 	return with(a.Projectors, func(p Projectors) ([]string, error) { return p.MarkedHandlers(ctx) })
 }
 
-// PruneMarkers is marker.Prune, recorded as an act: it deletes markers that are older than r.Window. They are
-// those of handlers, or, if there are none, of all handlers of the projector that have markers; then it deletes
-// the projector's replayed and skipped messages of that age too.
-//   - marker.ErrUnsafe: r.Window is too short for r.Horizon. A longer window that a service is configured with
-//     is not known here.
+// PruneMarkers is marker.Prune, recorded as an act: it deletes markers that are older than r.Window. They are those of
+// handlers or, if there are none, of all handlers of the projector; then its replayed and skipped messages too.
+//   - marker.ErrUnsafe: r.Window is too short for r.Horizon. The windows of services are not known here.
 //   - provider.ErrInput: projector and handlers are both given, or neither is.
 func (a *Admin) PruneMarkers(ctx context.Context, projector string, handlers []string, r marker.Retention, d Decision) (int, error) {
 	if (projector == "") == (len(handlers) == 0) {
@@ -265,8 +257,7 @@ func (a *Admin) PruneMarkers(ctx context.Context, projector string, handlers []s
 		})
 }
 
-// DropMarkers is marker.Drop, recorded as an act: it deletes all markers of a handler that was removed. Without
-// them, a message that is delivered again takes effect again.
+// DropMarkers is marker.Drop, recorded as an act.
 func (a *Admin) DropMarkers(ctx context.Context, handler string, d Decision) (int, error) {
 	if handler == "" {
 		return 0, fmt.Errorf("%w: the handler is missing: name it", provider.ErrInput)

@@ -31,8 +31,8 @@ type Projectors interface {
 	LeaseNames(ctx context.Context, prefix string) ([]string, error)
 }
 
-// Admin reads facts and carries out acts. Create it with New. Its methods are safe for concurrent use. If one
-// requires a part that the store does not have, its error is errors.ErrUnsupported and says which.
+// Admin reads facts and carries out acts. Create it with New. Its methods are safe for concurrent use. The error of one
+// that requires a part that the store does not have is errors.ErrUnsupported and says which.
 type Admin struct{ store Store }
 
 // New returns an Admin of a store. It sends no statement.

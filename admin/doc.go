@@ -9,11 +9,10 @@
 // Facts changes nothing, and its cost does not depend on how much is stored: numbers above the limit of
 // a count have AtLeast. Its JSON form is stable: fields may be added.
 //
-// A store that keeps no projectors, tasks or operations can be looked after too: Missing says what it
-// does not keep, and what requires it returns errors.ErrUnsupported.
+// A store that keeps no projectors, tasks or operations can be looked after too: see Missing.
 //
 // Each act requires a Decision: who decides, and why. It is stored with the parked message, the task or
 // the generation, and for everything else in a list of acts (Acts). Acts that need the handlers of a
-// projector are requests: a running runner of the projector takes them up within about a second (DryRun,
-// Verify, Rebuild). Await waits for the outcome.
+// projector (DryRun, Verify, Rebuild) are requests: a running runner takes them up within about a second.
+// Await waits for the outcome.
 package admin

@@ -15,10 +15,9 @@ import (
 	"github.com/kinora-go/kinora/task"
 )
 
-// Doctor returns what is wrong, the most urgent first. A healthy service has no findings. It changes
-// nothing. If a projector lags, it looks twice, limits.Watch apart. If a finding has Blocks, such as that of
-// a database that is not migrated, other checks are left out. What concerns a part of the store that is Missing
-// is not checked: without operations, only entries, parked messages and lags are.
+// Doctor returns what is wrong, the most urgent first, and changes nothing. If a projector lags, it looks twice,
+// limits.Watch apart. A finding with Blocks, such as a database that is not migrated, leaves other checks out. What
+// concerns a part that is Missing is not checked: without operations, only entries, parked messages and lags are.
 func (a *Admin) Doctor(ctx context.Context, limits provider.DiagnosisLimits) ([]provider.Finding, error) {
 	found, err := a.doctor(ctx, limits.WithDefaults())
 	if err != nil {

@@ -33,9 +33,8 @@ type Facts struct {
 	Waits      []provider.Wait          `json:"waits"`    // who waits for whom
 	Pauses     []provider.Pause         `json:"pauses"`   // by persons
 	Requests   []provider.Act           `json:"requests"` // that are not over
-	// Missing are the parts that the store does not have: see Admin.Missing. What they would show is empty.
-	// Without "operations", At is the time of this machine, Outbox has no holders, and Projectors are those of
-	// generations, markers, parked messages and readers.
+	// Missing are the parts that the store does not have (Admin.Missing). Without "operations", At is the time of this
+	// machine, Outbox has no holders, and Projectors are those of generations, markers, parked messages and readers.
 	Missing []string `json:"missing,omitempty"`
 
 	stuck    []provider.StuckLane
@@ -83,8 +82,7 @@ type Rebuild struct {
 	Failed    string  `json:"failed,omitempty"` // why it waits for a person
 }
 
-// Facts returns the state of the service. It changes nothing. Numbers up to 2,000 are exact, and the
-// lag of a generation up to 1,000 events.
+// Facts returns the state of the service. Numbers up to 2,000 are exact, and the lag of a generation up to 1,000 events.
 func (a *Admin) Facts(ctx context.Context) (*Facts, error) {
 	f, err := a.facts(ctx)
 	if err != nil {

@@ -27,7 +27,9 @@ import (
 // There are no dry runs, and no snapshots except for comparisons.
 func Combine[Tx, Outer any](units Units[Tx], store Provider[Outer]) Provider[Tx] {
 	if m, ok := units.(MarkerUnits[Tx]); ok && m.Keeps().Markers {
-		return newMarkedPair(m, store)
+		return &markedPair[Tx, Outer]{
+			Parking: store, Liveness: store, Builds: store, Leases: store, units: m, store: store, pruned: map[Build]time.Time{},
+		}
 	}
 	return &combined[Tx, Outer]{Parking: store, Liveness: store, Records: store, Progress: store, Builds: store, Leases: store, units: units, store: store}
 }
@@ -108,13 +110,6 @@ type markedPair[Tx, Outer any] struct {
 
 	mu     sync.Mutex
 	pruned map[Build]time.Time
-}
-
-func newMarkedPair[Tx, Outer any](units MarkerUnits[Tx], store Provider[Outer]) *markedPair[Tx, Outer] {
-	return &markedPair[Tx, Outer]{
-		Parking: store, Liveness: store, Builds: store, Leases: store, units: units, store: store,
-		pruned: map[Build]time.Time{},
-	}
 }
 
 func (p *markedPair[Tx, Outer]) second() any { return p.store }

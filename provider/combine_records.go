@@ -44,10 +44,8 @@ func (p *markedPair[Tx, Outer]) Checkpoint(ctx context.Context, b Build) (Checkp
 			"and its read model does not show which events it has: empty the read model, and give the projector another name"})
 	}
 	is.Place, is.Token, is.Mode, is.Restored = LogPlace{}, claim.Token{}, ModeCatchUp, true
-	for i, h := range is.Handlers {
-		if i == 0 || h.Position < is.Place.Position {
-			is.Place.Position = h.Position
-		}
+	if len(is.Handlers) > 0 {
+		is.Place.Position = slices.MinFunc(is.Handlers, func(a, b Began) int { return cmp.Compare(a.Position, b.Position) }).Position
 	}
 	return is, nil
 }

@@ -1,7 +1,6 @@
 package provider
 
 import (
-	"cmp"
 	"slices"
 	"time"
 
@@ -143,7 +142,7 @@ func (g Generation) Replaces(was Generation, now time.Time) Generation {
 // SetSegment replaces a segment, or adds it.
 func (c *Checkpoint) SetSegment(to Segment) {
 	c.Segments = slices.Clone(c.Segments)
-	i, has := slices.BinarySearchFunc(c.Segments, to.Number, func(is Segment, n int) int { return cmp.Compare(is.Number, n) })
+	i, has := c.segment(to.Number)
 	if !has {
 		c.Segments = slices.Insert(c.Segments, i, to)
 	}
@@ -156,10 +155,8 @@ func (c *Checkpoint) TakeSegment(number int, token claim.Token) (was Segment, ok
 		return was, false
 	}
 	was = Segment{Number: number, Place: c.Place}
-	for _, is := range c.Segments {
-		if is.Number == number {
-			was = is
-		}
+	if i, has := c.segment(number); has {
+		was = c.Segments[i]
 	}
 	c.SetSegment(Segment{Number: number, Place: was.Place, Token: token})
 	return was, true

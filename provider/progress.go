@@ -185,16 +185,18 @@ func (c *Checkpoint) Applied(stream string, position int64) bool {
 	if position <= c.Place.Position {
 		return true
 	}
-	for _, s := range c.Splits {
+	return slices.ContainsFunc(c.Splits, func(s Split) bool {
 		if s.Count == 0 {
-			continue
+			return false
 		}
-		number := s.Of(stream)
-		if i := slices.IndexFunc(c.Segments, func(is Segment) bool { return is.Number == number }); i >= 0 && position <= c.Segments[i].Place.Position {
-			return true
-		}
-	}
-	return false
+		i, has := c.segment(s.Of(stream))
+		return has && position <= c.Segments[i].Place.Position
+	})
+}
+
+// segment returns the place of a segment in c.Segments, and whether it is there.
+func (c *Checkpoint) segment(number int) (int, bool) {
+	return slices.BinarySearchFunc(c.Segments, number, func(is Segment, n int) int { return cmp.Compare(is.Number, n) })
 }
 
 // Split returns the current one of the Splits.
@@ -212,8 +214,8 @@ func (c Checkpoint) InSegment(number int) Checkpoint {
 	if number == 0 || c.Mode == ModeEnded {
 		return c
 	}
-	i := slices.IndexFunc(c.Segments, func(is Segment) bool { return is.Number == number })
-	if split := c.Split(); i < 0 || !split.Has(number) {
+	i, has := c.segment(number)
+	if split := c.Split(); !has || !split.Has(number) {
 		return Checkpoint{Generation: c.Generation}
 	}
 	c.Place, c.Token = c.Segments[i].Place, c.Segments[i].Token

@@ -3,6 +3,7 @@ package adminpage
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/kinora-go/kinora/internal/filters"
 	"github.com/kinora-go/kinora/outbox"
@@ -49,10 +50,7 @@ func (h *Handler) outbox(ctx context.Context, q *query, v viewer) (*view, error)
 		p.Forms = append(p.Forms, entryForms(list, "All entries with these values: "+show(selection(list))+".")...)
 	}
 	if f.Topic != "" {
-		paused := false
-		for _, x := range facts.Pauses {
-			paused = paused || x.Kind == provider.PauseTopic && x.Name == f.Topic
-		}
+		paused := slices.ContainsFunc(facts.Pauses, func(x provider.Pause) bool { return x.Kind == provider.PauseTopic && x.Name == f.Topic })
 		p.Forms = append(p.Forms, pauseForm(provider.PauseTopic, f.Topic, paused))
 	}
 	return p, nil

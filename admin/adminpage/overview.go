@@ -14,7 +14,8 @@ import (
 
 func (h *Handler) overview(ctx context.Context, _ *query, v viewer) (*view, error) {
 	f, failed := h.facts(ctx) // before the findings, which may be read again beside it
-	found, err := h.findings(ctx)
+	// To look again takes more than a second if a projector lags, so only the first page waits for it.
+	found, err := h.state.doctor.soon(ctx, doctorKept, doctorShown, h.diagnose)
 	if err != nil {
 		return nil, err
 	}
@@ -101,10 +102,10 @@ func (h *Handler) findingBlock(found []provider.Finding, v viewer) block {
 	if len(missing) > 0 {
 		b.Note = "Not checked: the store keeps no " + strings.Join(missing, ", no ") + "."
 	}
-	if len(found) == 0 {
+	switch len(found) {
+	case 0:
 		b.Title = "Nothing is found"
-	}
-	if len(found) == 1 {
+	case 1:
 		b.Title = "One thing is wrong"
 	}
 	for _, f := range found {

@@ -36,17 +36,13 @@ const (
 
 // Config is the configuration of a Handler. The zero value is read-only and hides data of users.
 type Config struct {
-	// Name of the service, in the title of the page. Empty means "Kinora".
-	Name string
+	Name string // of the service, in the title of the page; empty means "Kinora"
 	// Who returns who sends a request that changes something. The name is stored with the act. Empty
 	// means that this person may only read. Nil means that nobody may change anything.
-	Who func(*http.Request) string
-	// Payloads reports whether who sends a request may see data of users. Nil means no.
-	Payloads func(*http.Request) bool
-	// Limits say from when on something is a finding. Watch is at most a second.
-	Limits provider.DiagnosisLimits
-	// Logger gets requests that fail, without texts of errors. Nil means slog.Default().
-	Logger *slog.Logger
+	Who      func(*http.Request) string
+	Payloads func(*http.Request) bool // whether who sends a request may see data of users; nil means no
+	Limits   provider.DiagnosisLimits // from when on something is a finding; Watch is at most a second
+	Logger   *slog.Logger             // gets requests that fail, without texts of errors; nil means slog.Default()
 }
 
 // Handler serves the page. It is also a kinora.Service: while Run runs, the plots of the overview have no

@@ -78,8 +78,7 @@ func (s *shared[T]) get(ctx context.Context, age time.Duration, renew func(conte
 	return s.renewed(ctx, renew)
 }
 
-// soon returns a value that is younger than most, as get does. If it is not younger than age, it is renewed
-// for the next call.
+// soon returns a value that is younger than most, as get does. One that is not younger than age is renewed for the next call.
 func (s *shared[T]) soon(ctx context.Context, age, most time.Duration, renew func(context.Context) (T, error)) (T, error) {
 	value, is := s.last()
 	if is >= most {
@@ -111,12 +110,6 @@ func (h *Handler) facts(ctx context.Context) (*admin.Facts, error) {
 		}
 		return f, err
 	})
-}
-
-// findings returns what was wrong at most doctorShown ago, which callers must not change. To look again takes
-// more than a second if a projector lags, so only the first page waits for it.
-func (h *Handler) findings(ctx context.Context) ([]provider.Finding, error) {
-	return h.state.doctor.soon(ctx, doctorKept, doctorShown, h.diagnose)
 }
 
 func (h *Handler) diagnose(ctx context.Context) ([]provider.Finding, error) {

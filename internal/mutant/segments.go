@@ -12,7 +12,7 @@ var segments = []Mutant{
 		Name: "segment_no_fence",
 		What: "a unit moves a segment that is not in the current split, under any token",
 		Edits: []Edit{
-			{File: "provider/progress.go", Old: `i < 0 || !split.Has(number)`, New: `i < 0 || split.First < 0`},
+			{File: "provider/progress.go", Old: `!has || !split.Has(number)`, New: `!has || split.First < 0`},
 		},
 		Tests: []Test{{"./providers/memory", "TestConformance/Progress/Segments/a_fenced_unit_of_a_segment"}},
 	},

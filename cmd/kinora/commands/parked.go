@@ -156,19 +156,13 @@ func (c *parkedDryRunCmd) Run(ctx context.Context, app *App) error {
 }
 
 // dryRun uses the handlers of this binary, or asks a running runner.
-func (c *parkedDryRunCmd) dryRun(ctx context.Context, app *App, s *Session, ops *admin.Admin, f projector.ParkedFilter) (report provider.DryRunReport, err error) {
+func (c *parkedDryRunCmd) dryRun(ctx context.Context, app *App, s *Session, ops *admin.Admin, f projector.ParkedFilter) (provider.DryRunReport, error) {
 	if h := s.handlers(c.Projector); h != nil {
 		return h.DryRun(ctx, f)
 	}
-	id, err := ops.DryRun(ctx, f, c.decision.decision())
-	if err != nil {
-		return report, err
-	}
-	err = app.answer(ctx, ops, id, c.Projector, c.Wait, app.meter("dry run"), &report)
-	if err == nil && report.Error != "" {
-		err = errors.New(report.Error)
-	}
-	return report, err
+	return answer[provider.DryRunReport](ctx, app, ops, c.Projector, c.Wait, app.meter("dry run"), func() (int64, error) {
+		return ops.DryRun(ctx, f, c.decision.decision())
+	})
 }
 
 // parkedActFlags are the flags of acts on parked messages.

@@ -312,7 +312,7 @@ func rowOr(row json.RawMessage, none string) string {
 }
 
 // verify uses the handlers of this binary, or asks a running runner.
-func (c *projectorsVerifyCmd) verify(ctx context.Context, app *App, s *Session, ops *admin.Admin) (report provider.VerifyReport, err error) {
+func (c *projectorsVerifyCmd) verify(ctx context.Context, app *App, s *Session, ops *admin.Admin) (provider.VerifyReport, error) {
 	m := app.meter("verify")
 	defer m.clear()
 	if h := s.handlers(c.Projector); h != nil {
@@ -322,23 +322,20 @@ func (c *projectorsVerifyCmd) verify(ctx context.Context, app *App, s *Session, 
 		}
 		return h.Verify(ctx, v)
 	}
-	id, err := ops.Verify(ctx, c.Projector, provider.VerifyRequest{Ignore: c.Ignore, Limit: c.Rows, Rate: c.Rate, Repair: c.Repair}, c.decision.decision())
+	return answer[provider.VerifyReport](ctx, app, ops, c.Projector, c.Wait, m, func() (int64, error) {
+		return ops.Verify(ctx, c.Projector, provider.VerifyRequest{Ignore: c.Ignore, Limit: c.Rows, Rate: c.Rate, Repair: c.Repair}, c.decision.decision())
+	})
+}
+
+// answer makes a request, and waits for its report. A person who interrupts it, or the end of --wait, cancels the request.
+func answer[R any](ctx context.Context, a *App, ops *admin.Admin, name string, wait time.Duration, m *meter, request func() (int64, error)) (report R, err error) {
+	id, err := request()
 	if err != nil {
 		return report, err
 	}
-	err = app.answer(ctx, ops, id, c.Projector, c.Wait, m, &report)
-	if err == nil && report.Error != "" {
-		err = errors.New(report.Error)
-	}
-	return report, err
-}
-
-// answer waits for the outcome of a request. A person who interrupts it, or the end of --wait, cancels the
-// request.
-func (a *App) answer(ctx context.Context, ops *admin.Admin, id int64, name string, wait time.Duration, m *meter, report any) error {
 	f, err := ops.Facts(ctx)
 	if err != nil {
-		return err
+		return report, err
 	}
 	if !runs(f, name) {
 		_, _ = fmt.Fprintf(a.err(), "no runner of %s runs: request %d waits for one\n", printable(name), id)
@@ -353,10 +350,14 @@ func (a *App) answer(ctx context.Context, ops *admin.Admin, id int64, name strin
 		if limited.Err() != nil && ctx.Err() == nil {
 			err = fmt.Errorf("request %d was not answered within %s, and is canceled: a runner of %s must run", id, wait, name)
 		}
-		return errors.Join(err, canceled)
+		return report, errors.Join(err, canceled)
 	}
 	if act.State == provider.ActCanceled {
-		return fmt.Errorf("request %d was canceled", id)
+		return report, fmt.Errorf("request %d was canceled", id)
 	}
-	return json.Unmarshal(act.Outcome, report)
+	var failed struct{ Error string }
+	if err = errors.Join(json.Unmarshal(act.Outcome, &report), json.Unmarshal(act.Outcome, &failed)); err == nil && failed.Error != "" {
+		err = errors.New(failed.Error)
+	}
+	return report, err
 }
