@@ -270,3 +270,18 @@ const (
 	CodeBusy       = "busy"       // other units did not end within a second, or a table was in use for longer
 	CodeReferenced = "referenced" // a foreign key keeps a table from being emptied, renamed or dropped
 )
+
+// Replaces returns g as SetGeneration stores it in the place of was, which is zero if there is none. Its
+// revision was compared (CanSet).
+func (g Generation) Replaces(was Generation, now time.Time) Generation {
+	if g.CreatedAt, g.ChangedAt = was.CreatedAt, was.ChangedAt; was.Revision == 0 {
+		g.CreatedAt = now
+	}
+	if g.State != was.State {
+		g.ChangedAt = now
+	}
+	if g.Revision++; len(g.Data) == 0 {
+		g.Data = []byte("{}")
+	}
+	return g
+}

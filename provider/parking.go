@@ -192,3 +192,81 @@ func LaneOfKey(key string) Lane { return sha256.Sum256([]byte("key\x00" + key)) 
 
 // LaneOfMessage returns the lane of a single message: it waits for no other, and no other waits for it.
 func LaneOfMessage(id string) Lane { return sha256.Sum256([]byte("id\x00" + id)) }
+
+// The functions below are the rules of parked messages for stores that apply them row by row, in a transaction. now
+// is the store's time.
+
+// Selects reports whether f selects p, apart from f.After and f.Limit.
+func (f *ParkedFilter) Selects(p *Parked) bool {
+	return slices.Contains(f.InStates(), p.State) &&
+		(f.Projector == "" || p.Projector == f.Projector) &&
+		(f.Generation == 0 || p.Generation == f.Generation) &&
+		(f.Handler == "" || p.Handler == f.Handler) &&
+		(f.Key == "" || p.Key == f.Key) &&
+		(f.Class == nil || p.Class == *f.Class) &&
+		(f.Code == "" || p.Code == f.Code) &&
+		(f.Types == nil || slices.Contains(f.Types, p.Type)) &&
+		(f.Seqs == nil || slices.Contains(f.Seqs, p.Seq))
+}
+
+// IsDue reports whether p, which is the first message of its lane, can be tried.
+func (p *Parked) IsDue(now time.Time) bool { return !p.DueAt.IsZero() && !p.DueAt.After(now) }
+
+// Due returns the messages of a build that f selects. firsts are the first messages of all its lanes, and
+// lane returns the first messages of a lane, at most n.
+func (f *DueFilter) Due(firsts []Parked, lane func(first Parked, n int) []Parked, now time.Time) (due []Parked) {
+	firsts = slices.DeleteFunc(firsts, func(p Parked) bool {
+		return !p.IsDue(now) || f.Lanes != nil && !slices.Contains(f.Lanes, p.Lane)
+	})
+	slices.SortStableFunc(firsts, func(a, b Parked) int { return a.DueAt.Compare(b.DueAt) })
+	for _, first := range firsts[:min(f.Keys, len(firsts))] {
+		for i, p := range lane(first, f.Each) {
+			waits := p.Class == ClassHeld && p.State == StateWaiting
+			if i == 0 || waits {
+				p.DueAt = first.DueAt
+				due = append(due, p)
+			}
+			if !waits {
+				break
+			}
+		}
+	}
+	return due
+}
+
+// Try is the rule of Parking.Try. p is the first message of its lane, which Due returned as listed. It returns
+// whether p can be tried, and whether p was changed.
+func (p *Parked) Try(listed *Parked, limit int, again time.Duration, now time.Time) (ok, changed bool) {
+	if !p.IsDue(now) || p.Seq != listed.Seq || !p.Unchanged(listed) {
+		return false, false
+	}
+	if limit >= 0 && p.Attempts >= limit {
+		p.Wait(-1, now)
+		return false, true
+	}
+	p.Attempts++
+	p.Wait(again, now)
+	return true, true
+}
+
+// Wait makes p a message that may be tried after this time from now, once it is the first of its lane. If
+// after is negative, it is stuck.
+func (p *Parked) Wait(after time.Duration, now time.Time) {
+	if p.State, p.DueAt = StateWaiting, now.Add(after); after < 0 {
+		p.State, p.DueAt = StateStuck, time.Time{}
+	}
+}
+
+// Fail gives p what a unit has set in an Aside.
+func (p *Parked) Fail(as Parked) {
+	p.Class, p.Code, p.Error, p.Attempts, p.Handler, p.Version = as.Class, as.Code, as.Error, as.Attempts, as.Handler, as.Version
+	if len(as.Handlers) > 0 {
+		p.Handlers = slices.Clone(as.Handlers)
+	}
+}
+
+// AddHandlers adds the handlers of a delivery to those of the same message, which is parked.
+func (p *Parked) AddHandlers(handlers []string) {
+	isThere := func(handler string) bool { return slices.Contains(p.Handlers, handler) }
+	p.Handlers = slices.Concat(p.Handlers, slices.DeleteFunc(slices.Clone(handlers), isThere))
+}

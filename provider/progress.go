@@ -230,3 +230,42 @@ func (c *Checkpoint) Oldest() int {
 	}
 	return oldest
 }
+
+// SetSegment replaces a segment, or adds it.
+func (c *Checkpoint) SetSegment(to Segment) {
+	c.Segments = slices.Clone(c.Segments)
+	i, has := c.segment(to.Number)
+	if !has {
+		c.Segments = slices.Insert(c.Segments, i, to)
+	}
+	c.Segments[i] = to
+}
+
+// TakeSegment is the rule of Progress.TakeSegment. It returns false if c is unchanged.
+func (c *Checkpoint) TakeSegment(number int, token claim.Token) (was Segment, ok bool) {
+	if c.Mode != ModeCatchUp || !c.Split().Has(number) {
+		return was, false
+	}
+	was = Segment{Number: number, Place: c.Place}
+	if i, has := c.segment(number); has {
+		was = c.Segments[i]
+	}
+	c.SetSegment(Segment{Number: number, Place: was.Place, Token: token})
+	return was, true
+}
+
+// Becomes returns the checkpoint of a generation that gets a new state, and whether it changes.
+func (c Checkpoint) Becomes(state GenerationState) (_ Checkpoint, changes bool) {
+	switch {
+	case state == GenerationStandby && c.Mode != 0:
+		c.Mode, c.Token, c.Segments = ModeCatchUp, claim.Token{}, slices.Clone(c.Segments)
+		for i := range c.Segments {
+			c.Segments[i].Token = claim.Token{}
+		}
+		return c, true
+	case state == GenerationRetired:
+		c.Mode = ModeEnded
+		return c, true
+	}
+	return c, false
+}

@@ -2,6 +2,7 @@ package provider
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 
@@ -97,4 +98,43 @@ type Leases interface {
 	// LeaseNames returns the names, in order of their bytes, that begin with prefix and that a token has
 	// a lease on.
 	LeaseNames(ctx context.Context, prefix string) ([]string, error)
+}
+
+// Facts are what a store knows about the message of a Question.
+type Facts struct {
+	Parked     *Parked // the message, if it is parked or skipped
+	First      *Parked // the first message of its lane
+	Checkpoint Checkpoint
+	// Marked reports whether a handler has a marker of the message.
+	Marked func(handler string) bool
+	// Pruned returns the time up to which markers of a handler may have been deleted.
+	Pruned func(handler string) time.Time
+}
+
+// Outcome returns the answer.
+func (q *Question) Outcome(f Facts) Outcome {
+	names := q.Names()
+	if p := f.Parked; p != nil {
+		isAsked := func(handler string) bool { return slices.Contains(names, handler) }
+		switch {
+		case len(p.Handlers) > 0 && !slices.ContainsFunc(p.Handlers, isAsked): // parked for other handlers
+		case p.State == StateSkipped:
+			return OutcomeSkipped
+		case p.State == StateStuck, f.First.State == StateStuck:
+			return OutcomeStuck
+		default:
+			return OutcomeWaiting
+		}
+	}
+	isPlaced := q.Position > 0 && f.Checkpoint.Mode != 0
+	if isPlaced && q.Position <= f.Checkpoint.Place.Position || slices.ContainsFunc(names, f.Marked) {
+		return OutcomeApplied
+	}
+	recorded, _ := StoredTime(q.RecordedAt)
+	for _, name := range names {
+		if !isPlaced && !recorded.IsZero() && !recorded.After(f.Pruned(name)) {
+			return OutcomePruned
+		}
+	}
+	return OutcomeUnseen
 }

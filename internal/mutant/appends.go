@@ -32,7 +32,7 @@ var appends = []Mutant{
 	{
 		Name:  "archive_ahead",
 		What:  "events are archived that a projector has not applied",
-		Edits: []Edit{{File: "provider/event_rules.go", Old: `if len(behind) == 0 {`, New: `if len(behind) < 1<<20 {`}},
+		Edits: []Edit{{File: "provider/log.go", Old: `if len(behind) == 0 {`, New: `if len(behind) < 1<<20 {`}},
 		Tests: []Test{
 			{"./providers/memory", "TestConformance/Progress/Archive/archive_ahead_of_a_reader"},
 			{"./providers/sqlite", "TestConformance/Progress/Archive/archive_ahead_of_a_reader"},

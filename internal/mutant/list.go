@@ -113,7 +113,7 @@ var stores = []Mutant{
 		Name: "half_guard",
 		What: "taking an entry does not check the earlier entries of its key again",
 		Edits: []Edit{
-			{File: "provider/entry_rules.go", Old: "case !e.IsEligible(now), e.Seq <= q.After:", New: "case e.Seq <= q.After:\n			continue\n		case !e.IsEligible(now):"},
+			{File: "provider/entry.go", Old: "case !e.IsEligible(now), e.Seq <= q.After:", New: "case e.Seq <= q.After:\n			continue\n		case !e.IsEligible(now):"},
 			{File: "providers/sqlite/claim.go", Old: "query := takeEntry", New: "query := takeUnordered"},
 			{File: "providers/postgres/claim.go", Old: "and e.id not in (select id from picked where not exhausted)", New: "and false"},
 		},

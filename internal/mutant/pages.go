@@ -35,7 +35,7 @@ var pages = []Mutant{
 	{
 		Name:  "page_streams",
 		What:  "there is no limit of live pages",
-		Edits: []Edit{{File: "admin/adminpage/live.go", Old: `maxStreams = 16 `, New: `maxStreams = 1600 `}},
+		Edits: []Edit{{File: "admin/adminpage/page.go", Old: `maxStreams = 16 `, New: `maxStreams = 1600 `}},
 		Tests: []Test{{"./admin/adminpage", "TestLivePages"}},
 	},
 }
