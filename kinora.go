@@ -44,11 +44,9 @@ type started struct {
 // first and the relay last, so that nothing is published before there is a subscriber.
 //   - If a service fails, or ctx ends before all are running, Start stops the services that it
 //     has started, and returns the error.
-//   - If both relays and runners are among them, Start compares what the relays publish with what the
-//     runners subscribe to. ErrNoRoute: a relay's store has no Route, and a runner subscribes to
-//     the topics of its publisher. Warnings, one line each, list the categories of repositories that
-//     are routed to topics and that no projector takes, and subscribed topics that nothing is routed to.
-//     Another process may take or publish them.
+//   - Start compares what relays publish with what runners subscribe to. ErrNoRoute: a relay's store has
+//     no Route, and a runner subscribes to the topics of its publisher. Warnings list categories that are
+//     routed to topics and that no projector takes, and subscribed topics that nothing is routed to.
 //   - The services see the values of ctx. Its end does not stop them: call Stop.
 func Start(ctx context.Context, services ...Service) (*Group, error) {
 	g, err := start(ctx, services...)
@@ -96,9 +94,8 @@ func start(ctx context.Context, services ...Service) (*Group, error) {
 // returns the error of that service, if there was one.
 func (g *Group) Ended() <-chan struct{} { return g.ended }
 
-// Stop stops the services in reverse order, each one after the one started later has drained. So
-// nothing is published to a subscriber that has stopped. Stop returns the joined errors of all
-// services. A second call returns the same.
+// Stop stops the services in reverse order, each one after the one started later has drained, so that nothing is published
+// to a subscriber that has stopped. It returns the joined errors of all services. A second call returns the same.
 func (g *Group) Stop() error {
 	g.stop.Do(func() {
 		for i := len(g.started) - 1; i >= 0; i-- {

@@ -46,8 +46,7 @@ type CheckState struct {
 	Reason string  `json:"reason,omitempty"`      // why it is not ok
 }
 
-// Ready returns a handler for readiness probes: it replies 200 if the service can work, and 503
-// otherwise.
+// Ready returns a handler for readiness probes: it replies 200 if the service can work, and 503 otherwise.
 //   - database: the store replies.
 //   - schema: the store can be used by this program (provider.ReadyChecker): it is migrated, and the
 //     role has the rights of a service.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"reflect"
 	"strings"
 	"time"
 
@@ -38,8 +37,15 @@ func (a *Admin) SkipEntries(ctx context.Context, f outbox.Filter, d Decision) (i
 }
 
 func (a *Admin) decideEntries(ctx context.Context, verb string, f outbox.Filter, d Decision, do func(context.Context, outbox.Filter) (int, error)) (int, error) {
+	record := struct { // an age is text
+		outbox.Filter
+		Older string `json:"older,omitempty"`
+	}{Filter: f}
+	if record.After, record.Limit = 0, 0; f.Older != 0 {
+		record.Older = f.Older.String()
+	}
 	act := provider.Act{Verb: verb, Kind: "outbox", Name: f.Topic, Decision: d}
-	return a.decide(ctx, act, recordOf(f), func() (int, error) { return do(ctx, f) })
+	return a.decide(ctx, act, record, func() (int, error) { return do(ctx, f) })
 }
 
 // decide stores the act before it is carried out, so that no change is without a record. The number of
@@ -76,22 +82,6 @@ func (a *Admin) decide(ctx context.Context, act provider.Act, detail any, do fun
 		err = fmt.Errorf("%d rows were changed, and their number was not recorded: %w", n, unrecorded)
 	}
 	return n, err
-}
-
-// recordOf returns the conditions of a filter for a record, under their names.
-func recordOf(f outbox.Filter) map[string]any {
-	f.After, f.Limit = 0, 0
-	record, v := map[string]any{}, reflect.ValueOf(f)
-	for i := range v.NumField() {
-		value := v.Field(i).Interface()
-		if d, ok := value.(time.Duration); ok {
-			value = d.String()
-		}
-		if !v.Field(i).IsZero() {
-			record[strings.ToLower(v.Type().Field(i).Name)] = value
-		}
-	}
-	return record
 }
 
 // Parked returns the parked messages that f selects, in order of Seq.

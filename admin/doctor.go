@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -271,12 +272,11 @@ func (f *Facts) findOutages() (found []provider.Finding) {
 
 var resumes = map[string]string{provider.PauseProjector: "projectors", provider.PauseTopic: "outbox"}
 
+var plainWord = regexp.MustCompile(`^[a-zA-Z0-9_./:@-]+$`)
+
 // quote returns a word for a shell.
 func quote(word string) string {
-	plain := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./:@", r)
-	}
-	if word != "" && !strings.ContainsFunc(word, func(r rune) bool { return !plain(r) }) {
+	if plainWord.MatchString(word) {
 		return word
 	}
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"

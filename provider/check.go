@@ -63,9 +63,8 @@ func invalidf(field, reason string, args ...any) error {
 	return invalid(field, fmt.Sprintf(reason, args...))
 }
 
-// CheckAppend checks the arguments of eventstore.Store.Append, and returns an
-// *eventstore.InvalidError for the first invalid one. Providers call it before any SQL. A
-// maxPayload ≤ 0 means DefaultMaxPayload.
+// CheckAppend returns an *eventstore.InvalidError for the first invalid argument of eventstore.Store.Append. Providers call
+// it before any SQL. A maxPayload ≤ 0 means DefaultMaxPayload.
 func CheckAppend(stream string, expected eventstore.Expected, events []eventstore.Draft, maxPayload int) error {
 	if err := CheckStream(stream); err != nil {
 		return err
@@ -101,20 +100,12 @@ func checkDraft(d *eventstore.Draft, maxPayload int) error {
 	if id, err := uuid.Parse(d.ID); err != nil || id.String() != d.ID {
 		return invalid("id", "must be a UUID in canonical lower case")
 	}
-	if err := CheckText("type", d.Type, MaxIDBytes); err != nil {
-		return err
-	}
 	if d.Schema < 1 || d.Schema > 1<<15-1 {
 		return invalidf("schema", "%d: must be 1 to 32767", d.Schema)
 	}
-	if err := CheckJSON("data", d.Data, maxPayload); err != nil {
-		return err
-	}
-	return checkMetadata(&d.Metadata)
-}
-
-func checkMetadata(m *eventstore.Metadata) error {
-	return firstError(checkValue("metadata.correlation_id", m.CorrelationID), checkValue("metadata.causation_id", m.CausationID),
+	m := &d.Metadata
+	return firstError(CheckText("type", d.Type, MaxIDBytes), CheckJSON("data", d.Data, maxPayload),
+		checkValue("metadata.correlation_id", m.CorrelationID), checkValue("metadata.causation_id", m.CausationID),
 		checkValue("metadata.traceparent", m.Traceparent), checkValue("metadata.actor", m.Actor),
 		checkPairs("metadata.extra", m.Extra, maxExtra, maxExtraKey))
 }
@@ -207,23 +198,16 @@ func jsonReason(err error) string {
 // range of PostgreSQL's numeric.
 func numberGrowth(n string) (more int, ok bool) {
 	n = strings.TrimPrefix(n, "-")
-	e := max(strings.IndexByte(n, 'e'), strings.IndexByte(n, 'E'))
-	if e < 0 && len(n) <= 16383 {
+	mantissa, exponent, scaled := strings.Cut(strings.ToLower(n), "e")
+	if !scaled && len(n) <= 16383 {
 		return 0, true
 	}
-	mantissa, exp := n, 0
-	if e >= 0 {
-		if len(n)-e > 9 {
-			return 0, false
-		}
-		mantissa = n[:e]
-		exp, _ = strconv.Atoi(n[e+1:])
+	if len(exponent) > 8 {
+		return 0, false
 	}
-	whole, fraction := len(mantissa), 0
-	if point := strings.IndexByte(mantissa, '.'); point >= 0 {
-		whole, fraction = point, len(mantissa)-point-1
-	}
-	whole, fraction = whole+exp, fraction-exp
+	exp, _ := strconv.Atoi(exponent)
+	before, after, _ := strings.Cut(mantissa, ".")
+	whole, fraction := len(before)+exp, len(after)-exp
 	if whole > 131072 || fraction > 16383 {
 		return 0, false
 	}

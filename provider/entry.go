@@ -101,15 +101,15 @@ var ErrStale = errors.New("last attempted before the requeue window, so it may t
 
 // EntryFilter selects entries. The zero filter selects all, up to the default limit. CheckFilter says what is invalid.
 type EntryFilter struct {
-	Status []EntryStatus // any of these; empty means all
-	Topic  string
-	Key    string
-	Stream string        // of the event
-	Seqs   []int64       // only these; nil means all, empty means none
-	Older  time.Duration // only entries created longer ago than this, on the store's clock
-	After  int64         // only greater Seqs; for the next page, the last Seq of this one
-	Limit  int           // zero means 100 for Entries, and no limit for Requeue and Skip
-	Force  bool          // Requeue: also entries that would be ErrStale
+	Status []EntryStatus `json:"status,omitempty"` // any of these; empty means all
+	Topic  string        `json:"topic,omitempty"`
+	Key    string        `json:"key,omitempty"`
+	Stream string        `json:"stream,omitempty"` // of the event
+	Seqs   []int64       `json:"seqs,omitzero"`    // only these; nil means all, empty means none
+	Older  time.Duration `json:"older,omitempty"`  // only entries created longer ago than this, on the store's clock
+	After  int64         `json:"after,omitempty"`  // only greater Seqs; for the next page, the last Seq of this one
+	Limit  int           `json:"limit,omitempty"`  // zero means 100 for Entries, and no limit for Requeue and Skip
+	Force  bool          `json:"force,omitempty"`  // Requeue: also entries that would be ErrStale
 }
 
 // OnlyOpen reports whether f selects only open entries. Providers find these without reading resolved ones.

@@ -34,10 +34,8 @@ type OutboxMessage struct {
 	OrderedKey bool `json:"ordered_key,omitempty"`
 }
 
-// Normalize returns m with an ID, a Key and a copy of Headers, to which it adds the metadata of ctx that
-// messages inherit (Inherit). A message that no provider can
-// store is an *eventstore.InvalidError. A maxPayload ≤ 0 means DefaultMaxPayload. Providers call
-// it before any SQL.
+// Normalize returns m with an ID, a Key and a copy of Headers, to which it adds what messages inherit from ctx. A message
+// that no provider can store is an *eventstore.InvalidError. A maxPayload ≤ 0 means DefaultMaxPayload.
 func (m OutboxMessage) Normalize(ctx context.Context, maxPayload int) (OutboxMessage, error) {
 	if m.ID == "" {
 		id, err := uuid.NewV7()
@@ -244,30 +242,18 @@ func (p *headerParser) text() (s string, ok bool) {
 	if !p.skip('"') {
 		return "", false
 	}
+	escaped := false
 	for i := 0; i < len(p.rest); i++ {
 		switch c := p.rest[i]; {
 		case c == '"':
 			s, p.rest = p.rest[:i], p.rest[i+1:]
-			return s, true
+			ok = !escaped || json.Unmarshal([]byte(`"`+s+`"`), &s) == nil
+			return s, ok
 		case c == '\\':
-			return p.escaped()
+			escaped = true
+			i++
 		case c < ' ':
 			return "", false
-		}
-	}
-	return "", false
-}
-
-// escaped reads the rest of a string that has an escape.
-func (p *headerParser) escaped() (s string, ok bool) {
-	for i := 0; i < len(p.rest); i++ {
-		switch p.rest[i] {
-		case '\\':
-			i++
-		case '"':
-			err := json.Unmarshal([]byte(`"`+p.rest[:i+1]), &s)
-			p.rest = p.rest[i+1:]
-			return s, err == nil
 		}
 	}
 	return "", false

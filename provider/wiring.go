@@ -101,9 +101,8 @@ func (r *Routes) TopicsOf(category string) (topics []string, ok bool) {
 
 // ReadyChecker is a capability of a provider. Relays and runners call it once, when they start.
 type ReadyChecker interface {
-	// ReadyFor returns an error for a problem that no retry can solve, such as a schema that is not
-	// migrated, or a role without the rights of the service. If the database is only unreachable,
-	// it returns nil.
+	// ReadyFor returns an error for a problem that no retry can solve, such as a schema that is not migrated, or a role
+	// without the rights of the service. If the database is only unreachable, it returns nil.
 	ReadyFor(ctx context.Context, s Service) error
 }
 
@@ -118,9 +117,8 @@ const (
 	WorkerService                // task.Worker
 )
 
-// NewerError is returned by Migrate and Ready of a provider, and so by relays and runners when they
-// start: a newer program has migrated the database, and this one does not know its tables. Nothing
-// was changed.
+// NewerError is returned by Migrate and ReadyFor: a newer program has migrated the database, and this one does not know its
+// tables. Nothing was changed.
 type NewerError struct {
 	Database int64 // the version of the database's schema
 	Program  int64 // the newest version that this program knows

@@ -16,25 +16,16 @@ import (
 
 // instruments are the metrics that observers record. Those of Watch are in watch.go.
 type instruments struct {
-	updateTime          metric.Float64Histogram
-	appended, conflicts metric.Int64Counter
-
-	sent                        metric.Int64Counter
-	sendTime                    metric.Float64Histogram
-	claimTime, markTime         metric.Float64Histogram
-	entryWait                   metric.Float64Histogram
-	marks, lateMarks, pauses    metric.Int64Counter
-	heldEntries, deletedEntries metric.Int64Counter
-	emptyClaims, suspects       metric.Int64Counter
-
-	consumed                                        metric.Int64Counter
-	processTime, handlerTime, delay                 metric.Float64Histogram
-	handled, retries, parkings, replays             metric.Int64Counter
-	completed, unmarked, pruned                     metric.Int64Counter
-	taskClaimTime, stepTime, runTime                metric.Float64Histogram
-	changeTime, countTime                           metric.Float64Histogram
-	claimedTasks, fenced, deletedTasks, watchErrors metric.Int64Counter
-	emptyTaskClaims, vanished                       metric.Int64Counter
+	updateTime, sendTime, claimTime, markTime, entryWait          metric.Float64Histogram
+	processTime, handlerTime, delay                               metric.Float64Histogram
+	taskClaimTime, stepTime, runTime, changeTime, countTime       metric.Float64Histogram
+	appended, conflicts                                           metric.Int64Counter
+	sent, marks, lateMarks, pauses, heldEntries, deletedEntries   metric.Int64Counter
+	emptyClaims, suspects                                         metric.Int64Counter
+	consumed, handled, retries, parkings, replays                 metric.Int64Counter
+	completed, unmarked, pruned                                   metric.Int64Counter
+	claimedTasks, fenced, deletedTasks, emptyTaskClaims, vanished metric.Int64Counter
+	watchErrors                                                   metric.Int64Counter
 }
 
 // Boundaries of histograms, in seconds: those of the conventions, and wider ones for messages that

@@ -12,17 +12,15 @@
 // (eventstore.Metadata.Traceparent, the header traceparent).
 //   - The span of an update is the parent of the others. If a Publish call or a unit has several
 //     messages, its span is in a trace of its own, with a link to the update of each.
-//   - A handler's context has the span of its unit. So the updates and calls that it makes with this
-//     context belong to that span.
+//   - A handler's context has the span of its unit, so what it does with this context belongs to it.
 //   - Each message of output has a span, which is the parent of what follows.
 //
-// Names of metrics and attributes are those of OpenTelemetry's conventions for messaging where there
-// are some. All others begin with "kinora.". docs/telemetry.md lists them. Attributes have names of
-// projectors, handlers, topics, categories and kinds of tasks, and classes and codes of errors. They
-// never have ids, keys, streams, headers, payloads or texts of errors.
+// Names of metrics and attributes are those of OpenTelemetry's conventions for messaging, or begin with
+// "kinora.". docs/telemetry.md lists them. Attributes have names of projectors, handlers, topics,
+// categories and kinds of tasks, and classes and codes of errors. They never have ids, keys, streams,
+// headers, payloads or texts of errors.
 //
-// To serve the metrics to Prometheus, pass a MeterProvider that reads into OpenTelemetry's exporter for
-// Prometheus.
+// For Prometheus, pass a MeterProvider that reads into OpenTelemetry's exporter for it.
 package otel
 
 import (

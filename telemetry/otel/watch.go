@@ -25,9 +25,8 @@ import (
 // succeeds, and kinora.watch.errors counts it.
 //
 // With a store of package admin, which a DB of package postgres or sqlite is, the values are those of
-// [admin.Admin.Facts]: a number of more than 2,000 is shown as 2,000, and a lag of more than 1,000 events as
-// at most 1,000. The ages are exact. With another store, such as one of [provider.Combine], there are only
-// the lags, and these are counted: a second per million events.
+// [admin.Admin.Facts]: numbers up to 2,000, lags up to 1,000 events, and exact ages. With another store, such as
+// one of [provider.Combine], there are only the lags, and these are counted: a second per million events.
 //
 // stop removes the gauges. Watch returns an error if the store or a projector is nil, or if the
 // MeterProvider refuses an instrument.
