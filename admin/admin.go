@@ -1,11 +1,18 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"iter"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -93,3 +100,151 @@ func (m missingError) Error() string { return "the store keeps no " + string(m) 
 
 // Is makes it errors.ErrUnsupported.
 func (m missingError) Is(err error) bool { return err == errors.ErrUnsupported }
+
+// Survey is that of the store. If the store keeps no operations, it is put together from the other parts, as
+// far as they show it.
+func (a *Admin) Survey(ctx context.Context, limit int) (provider.Survey, error) {
+	if o, err := a.Operations(); err == nil {
+		return o.Survey(ctx, limit)
+	}
+	s := provider.Survey{Now: time.Now().UTC()} //nolint:forbidigo // the store does not say what its clock is
+	if err := a.surveyEvents(ctx, &s); err != nil {
+		return s, err
+	}
+	p, err := a.Projectors()
+	if err != nil {
+		return s, nil //nolint:nilerr // there are none
+	}
+	return s, surveyProjectors(ctx, p, &s, limit)
+}
+
+// surveyEvents adds the head of the log and the open entries.
+func (a *Admin) surveyEvents(ctx context.Context, s *provider.Survey) error {
+	head, err := a.store.LogPosition(ctx, eventstore.From{Now: true})
+	if err != nil {
+		return err
+	}
+	page, err := a.store.LogPage(ctx, provider.LogQuery{After: max(head-1, 0), Limit: 1, Unsettled: true, NoData: true})
+	if err != nil {
+		return err
+	}
+	s.Waiting = page.Waiting
+	if len(page.Events) > 0 {
+		e := page.Events[0]
+		s.Head = provider.LogPlace{Position: e.Position, ID: e.ID, RecordedAt: e.RecordedAt}
+	}
+	if len(page.Waiting) == 0 {
+		s.Settled = s.Head.Position
+	}
+	statuses := slices.DeleteFunc(provider.EntryStatuses(), func(of outbox.Status) bool { return !of.Open() })
+	counts, err := a.store.StatusCounts(ctx, statuses...)
+	if err != nil {
+		return err
+	}
+	for _, status := range statuses {
+		if counts[status] == 0 {
+			continue
+		}
+		first, err := a.store.Entries(ctx, outbox.Filter{Status: []outbox.Status{status}, Limit: 1})
+		if err != nil {
+			return err
+		}
+		c := provider.EntryCount{Status: status, Count: provider.Count{N: counts[status]}}
+		for _, e := range first {
+			if c.Oldest = e.CreatedAt; status == outbox.Claimed {
+				c.Until = e.NextAttemptAt
+			}
+		}
+		s.Entries = append(s.Entries, c)
+	}
+	return nil
+}
+
+// surveyProjectors adds the builds that have a row, a marker, a reader or a parked message.
+func surveyProjectors(ctx context.Context, p Projectors, s *provider.Survey, limit int) error {
+	rows, err := p.Generations(ctx, "")
+	if err != nil {
+		return err
+	}
+	builds := map[provider.Build]*provider.SurveyedBuild{}
+	add := func(b provider.Build) *provider.SurveyedBuild {
+		if b.Generation = b.Number(); builds[b] == nil {
+			builds[b] = &provider.SurveyedBuild{Build: b}
+		}
+		return builds[b]
+	}
+	for _, g := range rows {
+		if g.State != provider.GenerationRetired {
+			add(g.Build)
+		}
+	}
+	handlers, err := p.MarkedHandlers(ctx)
+	if err != nil {
+		return err
+	}
+	for _, h := range handlers {
+		name, _, _ := strings.Cut(h, "/")
+		own := slices.DeleteFunc(slices.Clone(rows), func(g provider.Generation) bool { return g.Projector != name })
+		add(provider.Build{Projector: name, Generation: provider.LiveGeneration(own)})
+	}
+	readers, err := p.LeaseNames(ctx, readerLease)
+	if err != nil {
+		return err
+	}
+	for _, lease := range readers {
+		name, number, _ := strings.Cut(strings.TrimPrefix(lease, readerLease), "@")
+		generation, _ := strconv.Atoi(number) // none is the first
+		add(provider.Build{Projector: name, Generation: generation})
+	}
+	parked, err := p.Parked(ctx, projector.ParkedFilter{Limit: limit})
+	if err != nil {
+		return err
+	}
+	surveyParked(s, parked, len(parked) == limit, add)
+	for _, b := range builds {
+		if b.Checkpoint, err = p.Checkpoint(ctx, b.Build); err != nil {
+			return err
+		}
+		s.Builds = append(s.Builds, *b)
+	}
+	slices.SortFunc(s.Builds, func(a, b provider.SurveyedBuild) int {
+		return cmp.Or(cmp.Compare(a.Projector, b.Projector), cmp.Compare(a.Generation, b.Generation))
+	})
+	return nil
+}
+
+// readerLease is the beginning of the names of leases of readers of the log.
+const readerLease = "reader/"
+
+// surveyParked counts the open messages of each build, and finds the first stuck ones.
+func surveyParked(s *provider.Survey, parked []provider.Parked, more bool, add func(provider.Build) *provider.SurveyedBuild) {
+	type queue struct {
+		provider.Build
+		provider.Lane
+	}
+	seen, stuck := map[queue]bool{}, map[queue]int{} // stuck: the place in s.Stuck
+	for _, m := range parked {
+		b := add(provider.Build{Projector: m.Projector, Generation: m.Generation})
+		b.Parked.N, b.Parked.AtLeast = b.Parked.N+1, more
+		if b.Oldest.IsZero() {
+			b.Oldest = m.At
+		}
+		q := queue{b.Build, m.Lane}
+		if i, ok := stuck[q]; ok {
+			s.Stuck[i].Behind.N++
+		}
+		if seen[q] {
+			continue
+		}
+		seen[q] = true
+		b.Lanes.N, b.Lanes.AtLeast = b.Lanes.N+1, more
+		if m.State != provider.StateStuck {
+			continue
+		}
+		b.StuckLanes.N, b.StuckLanes.AtLeast = b.StuckLanes.N+1, more
+		if b.StuckLanes.N <= 10 {
+			m.Payload, m.Headers = nil, nil
+			stuck[q], s.Stuck = len(s.Stuck), append(s.Stuck, provider.StuckLane{First: m})
+		}
+	}
+}

@@ -51,7 +51,7 @@ var edges = []Mutant{
 	{
 		Name:  "empty_log_unread",
 		What:  "ReadLog does not notice that an empty log cannot be read safely",
-		Edits: []Edit{{File: "provider/read_log.go", Old: "first || q.After < head;", New: "first && q.After < head || q.After < head;"}},
+		Edits: []Edit{{File: "provider/log.go", Old: "first || q.After < head;", New: "first && q.After < head || q.After < head;"}},
 		Tests: []Test{{"./providers/postgres", "TestReadyFailsOnAStandby"}},
 	},
 	{

@@ -69,7 +69,7 @@ var generations = []Mutant{
 	{
 		Name:  "ended_not_asked_by_replays",
 		What:  "parked messages of a retired generation run",
-		Edits: []Edit{{File: "provider/opening.go", Old: "if c.Mode == ModeEnded {", New: "if c.Mode == ModeEnded && !u.IsReplay() {"}},
+		Edits: []Edit{{File: "provider/unit.go", Old: "if c.Mode == ModeEnded {", New: "if c.Mode == ModeEnded && !u.IsReplay() {"}},
 		Tests: []Test{
 			{"./providers/memory", "TestConformance/Generations/Ended/units_of_a_retired_generation"},
 			{"./providers/postgres", "TestConformance/Generations/Ended/units_of_a_retired_generation"},

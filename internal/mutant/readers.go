@@ -39,13 +39,13 @@ var readers = []Mutant{
 	{
 		Name:  "deliveries_not_left",
 		What:  "deliveries of a new projector are applied while its reader applies the events before them",
-		Edits: []Edit{{File: "provider/opening.go", Old: "case isDelivery && c.Mode == ModeCatchUp && !c.Covers(m):", New: "case isDelivery && c.Mode == 0:"}},
+		Edits: []Edit{{File: "provider/unit.go", Old: "case isDelivery && c.Mode == ModeCatchUp && !c.Covers(m):", New: "case isDelivery && c.Mode == 0:"}},
 		Tests: []Test{{"./projector", "TestNewProjectorGetsThePastInOrder"}},
 	},
 	{
 		Name:  "deliveries_do_not_wait",
 		What:  "deliveries do not wait while a projector goes live",
-		Edits: []Edit{{File: "provider/opening.go", Old: "case isDelivery && c.Mode == ModeClosing:", New: "case isDelivery && c.Mode == 0:"}},
+		Edits: []Edit{{File: "provider/unit.go", Old: "case isDelivery && c.Mode == ModeClosing:", New: "case isDelivery && c.Mode == 0:"}},
 		Tests: []Test{{"./projector", "TestGoingLiveLosesDoublesAndMisordersNothing"}},
 	},
 	{
@@ -58,7 +58,7 @@ var readers = []Mutant{
 	{
 		Name:  "checkpoint_not_asked",
 		What:  "a delivery at or before the checkpoint is applied again if its marker was deleted",
-		Edits: []Edit{{File: "provider/opening.go", Old: "m.Position <= c.Place.Position", New: "m.Position < 0"}},
+		Edits: []Edit{{File: "provider/unit.go", Old: "m.Position <= c.Place.Position", New: "m.Position < 0"}},
 		Tests: []Test{{"./projector", "TestEventsThatAreNotDeliveredAreReadFromTheLog"}},
 	},
 	{
@@ -72,7 +72,7 @@ var readers = []Mutant{
 		What: "a unit moves the checkpoint from wherever it is, although another reader has taken over",
 		Edits: []Edit{
 			{
-				File: "provider/opening.go",
+				File: "provider/unit.go",
 				Old:  "(c.Mode == 0 || a.From != c.Place.Position || a.Mode != c.Mode || a.Token != c.Token)",
 				New:  "c.Mode == 0",
 			},
@@ -95,7 +95,7 @@ var readers = []Mutant{
 	{
 		Name:  "any_year",
 		What:  "a time that a database does not have is sent to it",
-		Edits: []Edit{{File: "provider/read_log.go", Old: `return checkTime("from.time", from.Time)`, New: "return nil"}},
+		Edits: []Edit{{File: "provider/log.go", Old: `return checkTime("from.time", from.Time)`, New: "return nil"}},
 		Tests: []Test{{"./providers/postgres", "TestConformance/Log/queries_that_no_store_can_answer"}},
 	},
 	{

@@ -62,7 +62,7 @@ var tables = []Mutant{
 	{
 		Name:  "cut_names",
 		What:  "the tables of a generation may have names that PostgreSQL cuts",
-		Edits: []Edit{{File: "provider/storable.go", Old: "if len(part) > MaxTableBytes {", New: "if len(part) > MaxTableBytes+9 {"}},
+		Edits: []Edit{{File: "provider/check.go", Old: "if len(part) > MaxTableBytes {", New: "if len(part) > MaxTableBytes+9 {"}},
 		Tests: []Test{{"./internal/readmodeltest", "TestTheLongestNamesHaveRoomForTheNumberOfAGeneration"}},
 	},
 }

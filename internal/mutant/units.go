@@ -130,7 +130,7 @@ var units = []Mutant{
 	{
 		Name:  "parked_not_first",
 		What:  "a parked message runs although an earlier message of its lane is parked",
-		Edits: []Edit{{File: "provider/opening.go", Old: "asked && locked && i >= next[is.Lane] &&", New: "asked && locked &&"}},
+		Edits: []Edit{{File: "provider/unit.go", Old: "asked && locked && i >= next[is.Lane] &&", New: "asked && locked &&"}},
 		Tests: []Test{{"./providers/memory", "TestConformance/Units/Runs/a_lane_is_emptied_in_order"}},
 	},
 	{
