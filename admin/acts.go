@@ -152,15 +152,12 @@ func (a *Admin) request(ctx context.Context, verb, name string, detail any, d De
 	if name == "" {
 		return 0, fmt.Errorf("%w: the projector is missing: name it", provider.ErrInput)
 	}
-	o, err := a.Operations()
-	if err != nil {
-		return 0, err
-	}
 	text, err := json.Marshal(detail)
 	if err != nil {
 		return 0, err
 	}
-	return o.AddAct(ctx, provider.Act{Verb: verb, Kind: provider.PauseProjector, Name: name, Decision: d, Detail: text, State: provider.ActRequested})
+	act := provider.Act{Verb: verb, Kind: provider.PauseProjector, Name: name, Decision: d, Detail: text, State: provider.ActRequested}
+	return with(a.Operations, func(o provider.Operations) (int64, error) { return o.AddAct(ctx, act) })
 }
 
 // Cancel cancels a request that is not over. The runner that has taken it up stops within about a second.

@@ -246,18 +246,11 @@ func unapplied(ctx context.Context, store Projectors, b provider.Build, events [
 
 // Failed returns why a generation of a projector was given up, also one that is retired; empty if it was not.
 func (a *Admin) Failed(ctx context.Context, name string, generation int) (string, error) {
-	p, err := a.Projectors()
-	if err != nil {
-		return "", err
-	}
-	rows, err := p.Generations(ctx, name)
-	if err != nil {
-		return "", err
-	}
+	rows, err := with(a.Projectors, func(p Projectors) ([]provider.Generation, error) { return p.Generations(ctx, name) })
 	for _, g := range projector.ReadGenerations(rows) {
 		if g.Number == generation {
 			return g.Failed, nil
 		}
 	}
-	return "", nil
+	return "", err
 }

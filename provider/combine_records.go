@@ -331,7 +331,7 @@ func (p *markedPair[Tx, Outer]) ClearGeneration(ctx context.Context, b Build, ha
 	}
 	n, err := p.units.ClearGeneration(ctx, b, handlers, tables, limit)
 	if err != nil {
-		return n, fmt.Errorf("clear a generation: %w", err)
+		err = fmt.Errorf("clear a generation: %w", err)
 	}
-	return n, nil
+	return n, err
 }

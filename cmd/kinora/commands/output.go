@@ -112,9 +112,9 @@ type decision struct {
 
 func (d decision) decision() provider.Decision { return provider.Decision{By: d.By, Reason: d.Reason} }
 
-// confirm asks before something that cannot be undone.
+// confirm asks before something that cannot be undone, which is what. Nothing is asked without it.
 func (d decision) confirm(a *App, what string) error {
-	if d.Yes {
+	if d.Yes || what == "" {
 		return nil
 	}
 	if !a.isTerminal() {
@@ -130,10 +130,8 @@ func (d decision) confirm(a *App, what string) error {
 
 // change asks for confirmation if there is a warning, changes rows, and prints how many were changed.
 func (a *App) change(ctx context.Context, d decision, warning, done string, do func(ops *admin.Admin, d provider.Decision) (int, error)) error {
-	if warning != "" {
-		if err := d.confirm(a, warning); err != nil {
-			return err
-		}
+	if err := d.confirm(a, warning); err != nil {
+		return err
 	}
 	return a.with(ctx, func(_ *Session, ops *admin.Admin) error {
 		n, err := do(ops, d.decision())

@@ -86,13 +86,16 @@ func (c *projectorsPauseCmd) Run(ctx context.Context, app *App, k *kong.Context)
 	case !c.Rebuild:
 		return app.pause(ctx, provider.PauseProjector, c.Projector, paused, c.decision)
 	case paused:
-		return app.control(ctx, c.Projector, 0, projector.Pause, c.decision)
+		return app.control(ctx, c.Projector, 0, projector.Pause, "", c.decision)
 	}
-	return app.control(ctx, c.Projector, 0, projector.Resume, c.decision)
+	return app.control(ctx, c.Projector, 0, projector.Resume, "", c.decision)
 }
 
-// control applies an action to a generation. Zero means the one that is being rebuilt.
-func (a *App) control(ctx context.Context, name string, generation int, action projector.GenerationAction, d decision) error {
+// control applies an action to a generation, and asks before if there is a warning. Zero means the one that is being rebuilt.
+func (a *App) control(ctx context.Context, name string, generation int, action projector.GenerationAction, warning string, d decision) error {
+	if err := d.confirm(a, warning); err != nil {
+		return err
+	}
 	return a.with(ctx, func(_ *Session, ops *admin.Admin) error {
 		if generation == 0 {
 			f, err := ops.Facts(ctx)
@@ -122,10 +125,7 @@ type projectorsCancelCmd struct {
 }
 
 func (c *projectorsCancelCmd) Run(ctx context.Context, app *App) error {
-	if err := c.confirm(app, "The rebuild of "+c.Projector+" is given up, and its tables are dropped"); err != nil {
-		return err
-	}
-	return app.control(ctx, c.Projector, 0, projector.Cancel, c.decision)
+	return app.control(ctx, c.Projector, 0, projector.Cancel, "The rebuild of "+c.Projector+" is given up, and its tables are dropped", c.decision)
 }
 
 type generationCmd struct {
@@ -136,12 +136,10 @@ type generationCmd struct {
 
 func (c *generationCmd) Run(ctx context.Context, app *App, k *kong.Context) error {
 	if k.Selected().Name == "promote" {
-		return app.control(ctx, c.Projector, c.Generation, projector.Promote, c.decision)
+		return app.control(ctx, c.Projector, c.Generation, projector.Promote, "", c.decision)
 	}
-	if err := c.confirm(app, fmt.Sprintf("The tables of generation %d of %s are dropped: a rollback to it is not possible any more", c.Generation, c.Projector)); err != nil {
-		return err
-	}
-	return app.control(ctx, c.Projector, c.Generation, projector.Drop, c.decision)
+	warning := fmt.Sprintf("The tables of generation %d of %s are dropped: a rollback to it is not possible any more", c.Generation, c.Projector)
+	return app.control(ctx, c.Projector, c.Generation, projector.Drop, warning, c.decision)
 }
 
 type projectorsRebuildCmd struct {
@@ -166,31 +164,23 @@ func (c *projectorsRebuildCmd) Validate() error {
 
 // Run requests a rebuild, and waits until readers see its result.
 func (c *projectorsRebuildCmd) Run(ctx context.Context, app *App) error {
-	r := projector.Rebuild{How: projector.BlueGreen, Decision: c.decision.decision(), Rate: c.Rate, Check: c.Check, Anyway: c.Anyway}
+	r, warning := projector.Rebuild{How: projector.BlueGreen, Decision: c.decision.decision(), Rate: c.Rate, Check: c.Check, Anyway: c.Anyway}, ""
 	if c.InPlace {
-		r.How = projector.InPlace
-		if err := c.confirm(app, "The read model of "+c.Projector+" is emptied, and readers see it incomplete until it is filled again"); err != nil {
-			return err
-		}
+		r.How, warning = projector.InPlace, "The read model of "+c.Projector+" is emptied, and readers see it incomplete until it is filled again"
+	}
+	if err := c.confirm(app, warning); err != nil {
+		return err
 	}
 	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
 		n, err := ops.Rebuild(ctx, c.Projector, r)
-		if err != nil {
-			return err
-		}
-		if c.Wait > 0 {
-			err = app.follow(ctx, ops, c.Projector, n, c.Wait)
+		state := "requested"
+		if err == nil && c.Wait > 0 {
+			state, err = "live", app.follow(ctx, ops, c.Projector, n, c.Wait)
 		}
 		if err != nil {
 			return err
 		}
-		return app.show(map[string]int{"generation": n}, func(w io.Writer) {
-			if c.Wait > 0 {
-				_, _ = fmt.Fprintf(w, "generation %d is live\n", n)
-			} else {
-				_, _ = fmt.Fprintf(w, "generation %d is requested\n", n)
-			}
-		})
+		return app.show(map[string]int{"generation": n}, func(w io.Writer) { _, _ = fmt.Fprintf(w, "generation %d is %s\n", n, state) })
 	})
 }
 
