@@ -45,7 +45,7 @@ func (a *App) show(v any, text func(w io.Writer)) error {
 }
 
 // list prints what find returns, as JSON or as a table.
-func list[T any](ctx context.Context, a *App, head string, cells func(T) []string, find func(s *Session, ops *admin.Admin) ([]T, error)) error {
+func list[T any](ctx context.Context, a *App, head string, cells func(T) []string, find func(*Session, *admin.Admin) ([]T, error)) error {
 	return a.with(ctx, func(s *Session, ops *admin.Admin) error {
 		found, err := find(s, ops)
 		if err != nil {
@@ -129,7 +129,7 @@ func (d decision) confirm(a *App, what string) error {
 }
 
 // change asks for confirmation if there is a warning, changes rows, and prints how many were changed.
-func (a *App) change(ctx context.Context, d decision, warning, done string, do func(ops *admin.Admin, d provider.Decision) (int, error)) error {
+func (a *App) change(ctx context.Context, d decision, warning, done string, do func(*admin.Admin, provider.Decision) (int, error)) error {
 	if err := d.confirm(a, warning); err != nil {
 		return err
 	}
@@ -153,7 +153,7 @@ func (a *App) change(ctx context.Context, d decision, warning, done string, do f
 }
 
 // changeNoted is change for an act that the store records if it keeps operations. If it keeps none, it says so.
-func (a *App) changeNoted(ctx context.Context, d decision, warning, done string, do func(ops *admin.Admin, d provider.Decision) (int, error)) error {
+func (a *App) changeNoted(ctx context.Context, d decision, warning, done string, do func(*admin.Admin, provider.Decision) (int, error)) error {
 	return a.change(ctx, d, warning, done, func(ops *admin.Admin, d provider.Decision) (int, error) {
 		n, err := do(ops, d)
 		if _, none := ops.Operations(); none != nil && err == nil {

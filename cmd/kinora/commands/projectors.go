@@ -86,13 +86,13 @@ func (c *projectorsPauseCmd) Run(ctx context.Context, app *App, k *kong.Context)
 	case !c.Rebuild:
 		return app.pause(ctx, provider.PauseProjector, c.Projector, paused, c.decision)
 	case paused:
-		return app.control(ctx, c.Projector, 0, projector.Pause, "", c.decision)
+		return c.control(ctx, app, c.Projector, 0, projector.Pause, "")
 	}
-	return app.control(ctx, c.Projector, 0, projector.Resume, "", c.decision)
+	return c.control(ctx, app, c.Projector, 0, projector.Resume, "")
 }
 
 // control applies an action to a generation, and asks before if there is a warning. Zero means the one that is being rebuilt.
-func (a *App) control(ctx context.Context, name string, generation int, action projector.GenerationAction, warning string, d decision) error {
+func (d decision) control(ctx context.Context, a *App, name string, generation int, do projector.GenerationAction, warning string) error {
 	if err := d.confirm(a, warning); err != nil {
 		return err
 	}
@@ -110,11 +110,11 @@ func (a *App) control(ctx context.Context, name string, generation int, action p
 			}
 			generation = f.Projectors[i].Generation
 		}
-		if err := ops.Control(ctx, name, generation, action, d.decision()); err != nil {
+		if err := ops.Control(ctx, name, generation, do, d.decision()); err != nil {
 			return err
 		}
 		return a.show(map[string]int{"generation": generation}, func(w io.Writer) {
-			_, _ = fmt.Fprintf(w, "%s generation %d of %s: done\n", action, generation, printable(name))
+			_, _ = fmt.Fprintf(w, "%s generation %d of %s: done\n", do, generation, printable(name))
 		})
 	})
 }
@@ -125,7 +125,7 @@ type projectorsCancelCmd struct {
 }
 
 func (c *projectorsCancelCmd) Run(ctx context.Context, app *App) error {
-	return app.control(ctx, c.Projector, 0, projector.Cancel, "The rebuild of "+c.Projector+" is given up, and its tables are dropped", c.decision)
+	return c.control(ctx, app, c.Projector, 0, projector.Cancel, "The rebuild of "+c.Projector+" is given up, and its tables are dropped")
 }
 
 type generationCmd struct {
@@ -136,10 +136,10 @@ type generationCmd struct {
 
 func (c *generationCmd) Run(ctx context.Context, app *App, k *kong.Context) error {
 	if k.Selected().Name == "promote" {
-		return app.control(ctx, c.Projector, c.Generation, projector.Promote, "", c.decision)
+		return c.control(ctx, app, c.Projector, c.Generation, projector.Promote, "")
 	}
 	warning := fmt.Sprintf("The tables of generation %d of %s are dropped: a rollback to it is not possible any more", c.Generation, c.Projector)
-	return app.control(ctx, c.Projector, c.Generation, projector.Drop, warning, c.decision)
+	return c.control(ctx, app, c.Projector, c.Generation, projector.Drop, warning)
 }
 
 type projectorsRebuildCmd struct {
@@ -164,7 +164,8 @@ func (c *projectorsRebuildCmd) Validate() error {
 
 // Run requests a rebuild, and waits until readers see its result.
 func (c *projectorsRebuildCmd) Run(ctx context.Context, app *App) error {
-	r, warning := projector.Rebuild{How: projector.BlueGreen, Decision: c.decision.decision(), Rate: c.Rate, Check: c.Check, Anyway: c.Anyway}, ""
+	r := projector.Rebuild{How: projector.BlueGreen, Decision: c.decision.decision(), Rate: c.Rate, Check: c.Check, Anyway: c.Anyway}
+	warning := ""
 	if c.InPlace {
 		r.How, warning = projector.InPlace, "The read model of "+c.Projector+" is emptied, and readers see it incomplete until it is filled again"
 	}
@@ -318,7 +319,9 @@ func (c *projectorsVerifyCmd) verify(ctx context.Context, app *App, s *Session, 
 }
 
 // answer makes a request, and waits for its report. A person who interrupts it, or the end of --wait, cancels the request.
-func answer[R any](ctx context.Context, a *App, ops *admin.Admin, name string, wait time.Duration, m *meter, request func() (int64, error)) (report R, err error) {
+func answer[R any](
+	ctx context.Context, a *App, ops *admin.Admin, name string, wait time.Duration, m *meter, request func() (int64, error),
+) (report R, err error) {
 	id, err := request()
 	if err != nil {
 		return report, err

@@ -25,7 +25,9 @@ type tasksCmd struct {
 }
 
 // changeTasks is change for the tasks of the store. It explains that a task is not as a person has seen it.
-func (a *App) changeTasks(ctx context.Context, d decision, warning, done string, do func(tasks provider.TaskInspector, d provider.Decision) (int, error)) error {
+func (a *App) changeTasks(
+	ctx context.Context, d decision, warning, done string, do func(provider.TaskInspector, provider.Decision) (int, error),
+) error {
 	return a.change(ctx, d, warning, done, func(ops *admin.Admin, d provider.Decision) (int, error) {
 		tasks, err := ops.Tasks()
 		if err != nil {
