@@ -56,8 +56,7 @@ func Start(ctx context.Context, services ...Service) (*Group, error) {
 	return g, err
 }
 
-// start does what Start does. If ctx ends, it returns no group, and an error only if stopping
-// failed.
+// start does what Start does. If ctx ends, it returns no group, and an error only if stopping failed.
 func start(ctx context.Context, services ...Service) (*Group, error) {
 	g := &Group{ended: make(chan struct{})}
 	if err := checkWiring(ctx, services); err != nil {
@@ -90,8 +89,7 @@ func start(ctx context.Context, services ...Service) (*Group, error) {
 	return g, nil
 }
 
-// Ended returns a channel that is closed once a service has ended by itself. Then call Stop: it
-// returns the error of that service, if there was one.
+// Ended returns a channel that is closed once a service has ended by itself. Then Stop returns its error.
 func (g *Group) Ended() <-chan struct{} { return g.ended }
 
 // Stop stops the services in reverse order, each one after the one started later has drained, so that nothing is published
@@ -108,8 +106,7 @@ func (g *Group) Stop() error {
 	return g.err
 }
 
-// Run calls Start, waits until ctx or any service ends, and calls Stop. The end of ctx is a clean
-// stop, also while services start.
+// Run calls Start, waits until ctx or any service ends, and calls Stop. The end of ctx is a clean stop.
 func Run(ctx context.Context, services ...Service) error {
 	g, err := start(ctx, services...)
 	if err != nil {

@@ -197,8 +197,7 @@ func (h *ready) log(ctx context.Context, head int64) CheckState {
 	return is
 }
 
-// A check reads at most this number of pages of events without their data. If there are more, the
-// log is advancing.
+// A check reads at most this number of pages of events without data. If there are more, the log is advancing.
 const (
 	logPage  = 10_000
 	logPages = 10

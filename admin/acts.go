@@ -160,8 +160,7 @@ func (a *Admin) request(ctx context.Context, verb, name string, detail any, d De
 	return with(a.Operations, func(o provider.Operations) (int64, error) { return o.AddAct(ctx, act) })
 }
 
-// Cancel cancels a request that is not over. The runner that has taken it up stops within about a second.
-// It returns false if the request is over.
+// Cancel cancels a request, which a runner then stops within about a second. It returns false if it is over.
 func (a *Admin) Cancel(ctx context.Context, request int64, d Decision) (bool, error) {
 	return with(a.Operations, func(o provider.Operations) (bool, error) { return o.CancelAct(ctx, request, d) })
 }

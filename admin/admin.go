@@ -101,8 +101,7 @@ func (m missingError) Error() string { return "the store keeps no " + string(m) 
 // Is makes it errors.ErrUnsupported.
 func (m missingError) Is(err error) bool { return err == errors.ErrUnsupported }
 
-// Survey is that of the store. If the store keeps no operations, it is put together from the other parts, as
-// far as they show it.
+// Survey is that of the store, or as far as the other parts show it.
 func (a *Admin) Survey(ctx context.Context, limit int) (provider.Survey, error) {
 	if o, err := a.Operations(); err == nil {
 		return o.Survey(ctx, limit)

@@ -29,8 +29,7 @@ const (
 	maxExtraKey       = 240
 )
 
-// Category returns the part of a stream name before the first "-", or the whole name if it has
-// none.
+// Category returns the part of a stream name before the first "-", or the whole name.
 func Category(stream string) string {
 	category, _, _ := strings.Cut(stream, "-")
 	return category
@@ -42,14 +41,12 @@ func CheckName(field, name string) error {
 	return invalid(field, check.Name(name))
 }
 
-// CheckText returns an *eventstore.InvalidError for text that is empty, longer than limit bytes,
-// not UTF-8, or has control characters.
+// CheckText returns an *eventstore.InvalidError for text that is empty, too long, not UTF-8, or has control characters.
 func CheckText(field, s string, limit int) error {
 	return invalid(field, check.Text(s, limit))
 }
 
-// CheckStream returns an *eventstore.InvalidError for a stream name that is not "category-id", or
-// is longer than MaxIDBytes.
+// CheckStream returns an *eventstore.InvalidError for a name that is not "category-id", or is longer than MaxIDBytes.
 func CheckStream(stream string) error {
 	return invalid(check.Stream(stream))
 }
@@ -197,8 +194,7 @@ func jsonReason(err error) string {
 	return "unexpected end"
 }
 
-// numberGrowth returns how many bytes longer n is without its exponent, and whether n is in the
-// range of PostgreSQL's numeric.
+// numberGrowth returns how many bytes longer n is without its exponent, and whether it is in the range of numeric.
 func numberGrowth(n string) (more int, ok bool) {
 	n = strings.TrimPrefix(n, "-")
 	mantissa, exponent, scaled := strings.Cut(strings.ToLower(n), "e")
@@ -221,8 +217,7 @@ func numberGrowth(n string) (more int, ok bool) {
 	return max(size-len(n), 0), true
 }
 
-// CheckSnapshot checks the arguments of LoadSnapshot, and of SaveSnapshot if s has a version. Its error
-// is an *eventstore.InvalidError.
+// CheckSnapshot checks the arguments of LoadSnapshot, and of SaveSnapshot if s has a version.
 func CheckSnapshot(stream string, s eventstore.Snapshot) error {
 	if err := firstError(CheckStream(stream), CheckText("snapshot schema", s.Schema, 64)); err != nil || s.Version == 0 && s.State == nil {
 		return err
@@ -274,8 +269,7 @@ func CheckQuery(q EntryQuery) error {
 	return firstError(CheckStorable("query.topics", q.Topics...), CheckStorable("query.except", q.Except...))
 }
 
-// CheckParkedFilter checks the limit, the projector and the handler. Key, Code and Types may be any text,
-// because those of a parked message may be any text.
+// CheckParkedFilter checks the limit, the projector and the handler. Key, Code and Types may be any text, as of a message.
 func CheckParkedFilter(f ParkedFilter) error {
 	return firstError(checkLimit(f.Limit), CheckStorable("filter.projector", f.Projector), CheckStorable("filter.handler", f.Handler))
 }

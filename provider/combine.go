@@ -71,8 +71,7 @@ func (b *combined[Tx, Outer]) Keeps() Keeps { return Keeps{} }
 
 func (b *combined[Tx, Outer]) recorder() any { return b.store }
 
-// LogOf returns the log of a store: the store itself, or the second store of Combine if the first one keeps markers;
-// else nil.
+// LogOf returns the log of a store, or of the second store of Combine if the first one keeps markers; else nil.
 func LogOf(store any) Log {
 	if pair, ok := store.(interface{ second() any }); ok {
 		store = pair.second()
@@ -254,8 +253,7 @@ func unmarked(msgs []Message) []Message {
 	return msgs
 }
 
-// isStale reports whether a message is recorded as parked that was not known to be so: its lane may be held
-// now.
+// isStale reports whether a message is recorded as parked that was not known to be so: its lane may be held.
 func (o *pairUnit[Tx, Outer]) isStale(own *Found) (stale bool) {
 	for i := range own.Recorded {
 		if id := o.inner.Messages[i].ID; own.Recorded[i] && !o.inner.IsReplay() && !o.recorded[id] {
@@ -303,8 +301,7 @@ func positionOf(p *Parked, lineage string) int64 {
 // outputHandler is the handler in the markers of output. No handler of a projector has this name.
 const outputHandler = "/ output"
 
-// emit commits output of a unit in the second store, with a marker for each message of it, unless it has
-// that marker.
+// emit commits output of a unit in the second store, unless it was, with a marker for each message of it.
 func (p *markedPair[Tx, Outer]) emit(ctx context.Context, of Unit, output []OutboxMessage) error {
 	u := Unit{Projector: of.Projector, Generation: of.Generation}
 	var all []OutboxMessage

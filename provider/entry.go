@@ -39,12 +39,10 @@ func EntryStatuses() []EntryStatus {
 	return []EntryStatus{EntryPending, EntryClaimed, EntryPublished, EntryFailed, EntryHeld, EntryAbandoned, EntrySkipped}
 }
 
-// Open reports whether later entries of the topic and key wait for an entry in this status. They
-// do not wait for published and skipped ones.
+// Open reports whether later entries of the topic and key wait for an entry in this status.
 func (s EntryStatus) Open() bool { return s != EntryPublished && s != EntrySkipped }
 
-// ZeroCounts returns a count of zero for each of the given statuses, or for all statuses if none
-// is given.
+// ZeroCounts returns a count of zero for each of the given statuses, or for all if none is given.
 func ZeroCounts(of []EntryStatus) map[EntryStatus]int64 {
 	if len(of) == 0 {
 		of = EntryStatuses()
@@ -95,8 +93,7 @@ func StoredTime(t time.Time) (time.Time, bool) {
 	return t, true
 }
 
-// ErrStale: Inspector.Requeue refused an entry that was last attempted longer ago than the
-// provider's RequeueWindow.
+// ErrStale: Inspector.Requeue refused an entry that was last attempted before the provider's RequeueWindow.
 var ErrStale = errors.New("last attempted before the requeue window, so it may take effect again: set filter.Force")
 
 // EntryFilter selects entries. The zero filter selects all, up to the default limit. CheckFilter says what is invalid.
@@ -117,8 +114,7 @@ func (f EntryFilter) OnlyOpen() bool {
 	return len(f.Status) > 0 && !slices.ContainsFunc(f.Status, func(s EntryStatus) bool { return !s.Open() })
 }
 
-// EntryRetention is how long resolved entries are kept. Abandoned entries are kept until an
-// operator requeues or skips them.
+// EntryRetention is how long resolved entries are kept. Abandoned ones are kept until an operator decides.
 type EntryRetention struct {
 	// Published is how long published entries are kept. Zero means that relays delete an entry instead of marking
 	// it published, and never delete published entries that other relays keep.

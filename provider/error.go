@@ -51,13 +51,11 @@ func (c *Class) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Codes of an Error that all providers use. Other codes are SQLSTATEs, codes of a database, or
-// words.
+// Codes of an Error that all providers use. Others are SQLSTATEs, codes of a database, or words.
 const (
 	CodeDeadline = "deadline" // a handler took longer than its timeout
 	CodeDeadlock = "deadlock" // the database ended the unit to resolve a deadlock
-	// CodePartly: a part of the message's writes took effect, and the store cannot undo them. Always
-	// with ClassPermanent.
+	// CodePartly: a part of the writes took effect, and cannot be undone. Always with ClassPermanent.
 	CodePartly = "partly_applied"
 )
 
@@ -100,8 +98,7 @@ func ClassOf(err error) Class {
 	return ClassUnknown
 }
 
-// CodeOf returns the code of the *Error in the chain of err, CodeDeadline for
-// context.DeadlineExceeded, or "".
+// CodeOf returns the code of the *Error in the chain of err, or CodeDeadline for context.DeadlineExceeded.
 func CodeOf(err error) string {
 	if e, ok := errors.AsType[*Error](err); ok && e != nil && e.Code != "" {
 		return e.Code

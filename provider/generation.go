@@ -46,8 +46,7 @@ type Builds interface {
 	// becomes ModeEnded, and it is created if there is none, so that no unit of the generation can begin.
 	SetGeneration(ctx context.Context, g Generation) (bool, error)
 
-	// Unlogged reports whether the generation has a marker of one of handlers without a position: it has applied a
-	// message that was no event of the log.
+	// Unlogged reports whether the generation has a marker of one of handlers for a message that was no event of the log.
 	Unlogged(ctx context.Context, b Build, handlers []string) (bool, error)
 
 	// ClearGeneration deletes at most limit rows of a retired generation: markers of handlers, and parked messages with
@@ -158,8 +157,7 @@ type Switch struct {
 	// generation, if another table has one to them or to a table that would be renamed when this generation becomes
 	// live, or if the store could never delete their rows.
 	Create []string
-	// Reset are tables whose rows are deleted. The error has CodeReferenced if another table has a foreign key to
-	// one of them.
+	// Reset are tables to empty. The error has CodeReferenced if another table has a foreign key to one of them.
 	Reset []string
 	// Rename are tables to rename before the views are created, if they exist and are not views. The error has
 	// CodeReferenced if another table has a foreign key to one of them.

@@ -50,8 +50,7 @@ type LogWaker interface {
 
 // LogCounter is a capability of a Log: it counts events without reading them.
 type LogCounter interface {
-	// CountLog returns the number of visible events of types (nil: of all) behind the position after,
-	// up to the position to.
+	// CountLog returns the number of visible events of types (nil: of all) behind after, up to to.
 	CountLog(ctx context.Context, types []string, after, to int64) (int64, error)
 }
 
@@ -114,8 +113,7 @@ type LogID struct {
 // String returns both parts, as HeaderLog has them.
 func (l LogID) String() string { return l.Lineage + "/" + l.Branch }
 
-// EventFinder is an eventstore.Store that finds events by their ids. Commands with a
-// CommandID require it, also of the TxStore.
+// EventFinder is an eventstore.Store, or a TxStore, that finds events by their ids. Commands with a CommandID require it.
 type EventFinder interface {
 	// FindEvent returns the place of the event with this id, with Count 1, or a zero Appended.
 	FindEvent(ctx context.Context, id string) (eventstore.Appended, error)

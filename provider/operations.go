@@ -41,8 +41,7 @@ type Stream struct {
 	Version int64  `json:"version"` // the number of its events
 }
 
-// OperationsOf returns the Operations of a store: those of the store itself, or those of the second
-// store of Combine. It returns nil if there are none.
+// OperationsOf returns the Operations of a store, or those of the second store of Combine; else nil.
 func OperationsOf(store any) Operations {
 	if pair, ok := store.(interface{ recorder() any }); ok {
 		store = pair.recorder()
@@ -130,8 +129,7 @@ type Acts interface {
 	AddAct(ctx context.Context, a Act) (int64, error)
 	// Acts returns the acts that f selects, the newest first.
 	Acts(ctx context.Context, f ActFilter) ([]Act, error)
-	// TakeAct takes a requested act, or a running one whose lease ended, for lease. It returns false
-	// if the act is in another state.
+	// TakeAct takes a requested act, or a running one whose lease ended, for lease. It returns false for another one.
 	TakeAct(ctx context.Context, id int64, holder string, lease time.Duration) (bool, error)
 	// ChangeAct stores the progress of a running act and renews its lease, or ends the act as done or failed.
 	// It returns false, and changes nothing, if the holder does not have the act any more.
@@ -246,8 +244,7 @@ func checkActJSON(field string, text json.RawMessage) error {
 	return CheckJSON(field, text, MaxActBytes)
 }
 
-// The verbs of acts that runners take up. The Kind is PauseProjector, and the Name that of the
-// projector.
+// The verbs of acts that runners take up. The Kind is PauseProjector.
 const (
 	VerbDryRun = "dry-run" // Detail is a DryRunRequest, Outcome a DryRunReport
 	VerbVerify = "verify"  // Detail is a VerifyRequest, Outcome a VerifyReport

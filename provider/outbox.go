@@ -51,8 +51,7 @@ type Waker interface {
 	Enqueued() <-chan struct{}
 }
 
-// Enqueuer is the outbox in a transaction that the caller owns, such as the result of
-// sqlite.DB.InTx.
+// Enqueuer is the outbox in a transaction that the caller owns, such as sqlite.DB.InTx.
 type Enqueuer interface {
 	// Enqueue adds messages to the outbox if the transaction commits. A message is ignored if its id is
 	// already in the outbox for that topic. If OutboxMessage.Normalize refuses one, nothing is added, and the
@@ -60,8 +59,7 @@ type Enqueuer interface {
 	Enqueue(ctx context.Context, ms ...OutboxMessage) error
 }
 
-// MarkerMaintainer is a capability of a provider: it finds and deletes markers of handlers that
-// were removed.
+// MarkerMaintainer is a capability of a provider: it finds and deletes markers of removed handlers.
 type MarkerMaintainer interface {
 	// MarkedHandlers returns the handlers that have markers of any generation, sorted.
 	MarkedHandlers(ctx context.Context) ([]string, error)

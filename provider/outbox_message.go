@@ -185,8 +185,7 @@ func TaskMetadata(ctx context.Context) string {
 	return string(data)
 }
 
-// ParseTaskMetadata returns the stored metadata of a task; none if another program has written
-// something else.
+// ParseTaskMetadata returns the stored metadata of a task; none if another program has written it.
 func ParseTaskMetadata(stored []byte) (m eventstore.Metadata) {
 	if json.Unmarshal(stored, &m) != nil {
 		return eventstore.Metadata{}

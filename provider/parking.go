@@ -141,8 +141,7 @@ type Decision struct {
 	Reason string `json:"reason,omitempty"`
 }
 
-// Validate returns ErrInput unless both By (at most 255 bytes) and Reason (at most 1000 bytes)
-// are given.
+// Validate returns ErrInput unless By (at most 255 bytes) and Reason (at most 1000 bytes) are given.
 func (d Decision) Validate() error {
 	if d.By == "" || d.Reason == "" || len(d.By) > 255 || len(d.Reason) > 1000 {
 		return fmt.Errorf("%w: decision: By has %d bytes and Reason %d: give who decides (1 to 255) and why (1 to 1000)",
@@ -175,8 +174,7 @@ type Lane [sha256.Size]byte
 // MarshalText returns the lane in hexadecimal.
 func (l Lane) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, l[:]), nil }
 
-// Scan implements sql.Scanner for []byte. Shorter values are padded with zeros, and longer ones
-// are cut.
+// Scan implements sql.Scanner for []byte. Shorter values are padded with zeros, and longer ones cut.
 func (l *Lane) Scan(src any) error {
 	b, ok := src.([]byte)
 	if !ok {

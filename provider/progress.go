@@ -13,8 +13,7 @@ import (
 // Progress records how far each projector has applied the events of a log. Each method is a
 // separate transaction.
 type Progress interface {
-	// Checkpoint returns the checkpoint of a generation, with its Segments as of the same moment. If it
-	// has none, only Generation is set.
+	// Checkpoint returns the checkpoint of a generation as of one moment. If it has none, only Generation is set.
 	Checkpoint(ctx context.Context, b Build) (Checkpoint, error)
 
 	// SetCheckpoint replaces the checkpoint. For a new mode, a new Split, and the first checkpoint, it waits

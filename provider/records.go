@@ -95,8 +95,7 @@ type Leases interface {
 	// ReleaseLease ends the lease of a token. It changes nothing if the token does not have it.
 	ReleaseLease(ctx context.Context, name string, token claim.Token) error
 
-	// LeaseNames returns the names, in order of their bytes, that begin with prefix and that a token has
-	// a lease on.
+	// LeaseNames returns the names that begin with prefix and that a token has a lease on, in order of their bytes.
 	LeaseNames(ctx context.Context, prefix string) ([]string, error)
 }
 

@@ -206,8 +206,7 @@ type TaskTx interface {
 	// kind, data and tasks; else ErrTaskIDReused.
 	EnqueueGroup(ctx context.Context, g TaskGroupDraft) error
 
-	// Answer fills the slot of a wait, now or before the task waits. A task that waits for it
-	// becomes pending.
+	// Answer fills the slot of a wait, now or before the task waits. A task that waits for it becomes pending.
 	Answer(ctx context.Context, a TaskAnswer) (AnswerOutcome, error)
 
 	// Postpone makes a pending, failed or claimed task that goes forward, without slots and result, due at

@@ -20,8 +20,7 @@ const MaxTaskState = 1 << 20
 var (
 	// ErrTaskIDReused: a task or a group of this id exists with another kind, input, data or group.
 	ErrTaskIDReused = errors.New("the id is used by another task or group")
-	// ErrTaskVersion: the task has another version or status than the decision requires, or a worker
-	// has it.
+	// ErrTaskVersion: the task has another version or status than the decision requires, or a worker has it.
 	ErrTaskVersion = errors.New("the task has changed, or a worker has it: read it again")
 	// ErrTaskEnded: the task is done or undone, and never changes again. It is an ErrTaskVersion too.
 	ErrTaskEnded error = taskEnded{}

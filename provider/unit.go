@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// Unit describes one transaction of a projector. Its messages are either all deliveries or all
-// parked ones.
+// Unit describes one transaction of a projector. Its messages are all deliveries, or all parked ones.
 type Unit struct {
 	Projector  string
 	Generation int       // see Build

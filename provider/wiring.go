@@ -12,8 +12,7 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 )
 
-// RelayWiring says what a relay reads, and where it publishes. kinora.Start compares it with the
-// subscriptions of runners.
+// RelayWiring says what a relay reads, and where it publishes. kinora.Start compares it with RunnerWiring.
 type RelayWiring struct {
 	Store     Outbox
 	Publisher any

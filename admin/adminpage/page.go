@@ -251,8 +251,7 @@ const (
 	refusedEvery = time.Minute // between two lines about refused pages
 )
 
-// live sends the live part of a page as server-sent events, when it has changed. It ends with Run, so that
-// a server can shut down.
+// live sends the live part of a page as server-sent events, when it has changed. It ends with Run.
 func (h *Handler) live(w http.ResponseWriter, r *http.Request, v viewer, read pageFunc) {
 	select {
 	case h.streams <- struct{}{}:

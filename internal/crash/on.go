@@ -10,12 +10,10 @@ import (
 	"syscall"
 )
 
-// Env names the point at which the process kills itself, and optionally when: "commit: after#3" is
-// the third time.
+// Env names the point at which the process kills itself, and optionally when: "commit: after#3".
 const Env = "KINORA_CRASH_POINT"
 
-// EnvStops, if not empty, makes the process stop with SIGSTOP at the point. It continues there after
-// SIGCONT.
+// EnvStops, if not empty, makes the process stop there with SIGSTOP. It continues after SIGCONT.
 const EnvStops = "KINORA_CRASH_STOPS"
 
 var (

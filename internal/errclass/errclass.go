@@ -7,8 +7,7 @@ import (
 	"fmt"
 )
 
-// Of returns the innermost type of an error, and its database code if it has one. Of joined errors it
-// uses the last one.
+// Of returns the innermost type of an error, and its database code if it has one.
 func Of(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return "deadline exceeded"

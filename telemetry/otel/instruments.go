@@ -28,8 +28,7 @@ type instruments struct {
 	watchErrors                                                   metric.Int64Counter
 }
 
-// Boundaries of histograms, in seconds: those of the conventions, and wider ones for messages that
-// wait.
+// Boundaries of histograms, in seconds: those of the conventions, and wider ones for messages that wait.
 var (
 	short = metric.WithExplicitBucketBoundaries(0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 	long  = metric.WithExplicitBucketBoundaries(0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 3600, 21600, 86400)
@@ -169,8 +168,7 @@ func format(c trace.SpanContext) string {
 
 const header = "traceparent"
 
-// start starts a span for messages with these traceparents: in the trace of a single one, else in a
-// new trace with a link to each.
+// start starts a span for messages: in the trace of a single one, else in a new trace with a link to each.
 func (t *Telemetry) start(name string, kind trace.SpanKind, traceparents []string, set ...attribute.KeyValue) (context.Context, trace.Span) {
 	ctx := context.Background()
 	options := []trace.SpanStartOption{trace.WithSpanKind(kind), trace.WithAttributes(append(set, t.system(), attribute.Int(attrCount, len(traceparents)))...)}

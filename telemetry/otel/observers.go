@@ -62,8 +62,7 @@ func (t *Telemetry) Relay() outbox.RelayObserver {
 	}
 }
 
-// publishing implements outbox.RelayObserver.Publishing. Publishers see the span in the contexts of
-// the messages.
+// publishing implements outbox.RelayObserver.Publishing. Publishers see the span in the contexts of the messages.
 func (t *Telemetry) publishing(topic string, messages []*message.Message) func(error) {
 	traceparents := make([]string, len(messages))
 	for i, m := range messages {

@@ -59,8 +59,7 @@ type Telemetry struct {
 // scope is the name of the instrumentation.
 const scope = "github.com/kinora-go/kinora/telemetry/otel"
 
-// New returns a Telemetry. It returns an error if a duration is negative, or if the MeterProvider
-// refuses an instrument.
+// New returns a Telemetry, or an error if a duration is negative or the MeterProvider refuses an instrument.
 func New(cfg Config) (*Telemetry, error) {
 	if cfg.Every < 0 || cfg.Timeout < 0 {
 		return nil, fmt.Errorf("telemetry: every %s, timeout %s: must not be negative", cfg.Every, cfg.Timeout)

@@ -37,12 +37,10 @@ type App struct {
 	Name string
 	// Open opens the database of --db. Nil means Open of this package.
 	Open func(ctx context.Context, db Database) (*Session, error)
-	// In, Out and Err are for questions and answers, results, and messages. Nil means those of the
-	// process.
+	// In, Out and Err are for questions and answers, results, and messages. Nil means those of the process.
 	In       io.Reader
 	Out, Err io.Writer
-	// Terminal reports whether a person can answer questions. Nil means whether the standard input of
-	// the process is a terminal.
+	// Terminal reports whether a person can answer questions. Nil means whether the standard input is a terminal.
 	Terminal func() bool
 
 	flags  Flags
@@ -56,8 +54,7 @@ type Session struct {
 	Migrate func(ctx context.Context) error
 	// SQL returns the statements of Migrate.
 	SQL func() (string, error)
-	// Handlers are those of the service. A projector that is not in the list needs a running runner for
-	// dry runs, verifications and replays.
+	// Handlers are those of the service. Other projectors need a running runner for dry runs, verifications and replays.
 	Handlers []Handlers
 	Close    func() error
 }

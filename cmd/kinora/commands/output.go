@@ -21,8 +21,7 @@ import (
 	"golang.org/x/term"
 )
 
-// printable replaces characters that would change the terminal, such as escape sequences in the data of
-// users.
+// printable replaces characters that would change the terminal, such as escape sequences in data.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r != ' ' && !unicode.IsGraphic(r) || unicode.Is(unicode.Bidi_Control, r) {

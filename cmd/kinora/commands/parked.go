@@ -184,8 +184,7 @@ type parkedReplayCmd struct {
 	Wait           time.Duration `default:"1m" help:"How long to wait until they are applied. Zero means not at all."`
 }
 
-// Run makes the messages due, and waits until they are applied: by the handlers of this binary, or by a
-// running runner.
+// Run makes the messages due, and waits until the handlers of this binary, or a runner, have applied them.
 func (c *parkedReplayCmd) Run(ctx context.Context, app *App) error {
 	return app.with(ctx, func(s *Session, ops *admin.Admin) error {
 		f := c.Filter()
