@@ -43,8 +43,8 @@ var appends = []Mutant{
 		Name: "archive_keeps_snapshots",
 		What: "the snapshots of an archived stream stay",
 		Edits: []Edit{
-			{File: "providers/memory/archive.go", Old: `s.snapshots = s.snapshots.drop(stream)`, New: ``},
-			{File: "providers/sqlite/archive.go", Old: `delete from kinora_snapshots where stream = ?1`, New: `delete from kinora_snapshots where stream = ?1 and false`},
+			{File: "providers/memory/events.go", Old: `s.snapshots = s.snapshots.drop(stream)`, New: ``},
+			{File: "providers/sqlite/stream.go", Old: "snapshots where stream = ?1`", New: "snapshots where stream = ?1 and false`"},
 			{File: "providers/postgres/archive.go", Old: `delete from kinora.snapshots where stream = $1::text`, New: `delete from kinora.snapshots where stream = $1::text and false`},
 		},
 		Tests: []Test{

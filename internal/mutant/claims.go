@@ -21,7 +21,7 @@ var claims = []Mutant{
 	{
 		Name: "claim_in_transaction",
 		What: "a transaction of the caller has claims",
-		Edits: []Edit{{File: "providers/memory/claim.go", Old: "// lane identifies", New: `func (t *Tx) ClaimEntries(ctx context.Context, q provider.EntryQuery, terms claim.Terms) ([]provider.Entry, error) {
+		Edits: []Edit{{File: "providers/memory/entries.go", Old: "// lane identifies", New: `func (t *Tx) ClaimEntries(ctx context.Context, q provider.EntryQuery, terms claim.Terms) ([]provider.Entry, error) {
 	return t.db.ClaimEntries(ctx, q, terms)
 }
 

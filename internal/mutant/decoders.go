@@ -72,7 +72,7 @@ var decoders = []Mutant{
 	{
 		Name:  "times_of_go",
 		What:  "times in lower case and leap seconds are parked",
-		Edits: []Edit{{File: "internal/check/time.go", Old: "text, leap := strings.ToUpper(text), time.Duration(0)\n	if len(text) > second", New: "leap := time.Duration(0)\n	if false && len(text) > second"}},
+		Edits: []Edit{{File: "internal/check/check.go", Old: "text, leap := strings.ToUpper(text), time.Duration(0)\n	if len(text) > second", New: "leap := time.Duration(0)\n	if false && len(text) > second"}},
 		Tests: []Test{{"./decode", "TestOddMessagesAreReadOrParked"}},
 	},
 }

@@ -50,7 +50,7 @@ var stores = []Mutant{
 		What: "an existing marker does not prevent a handler from running",
 		Edits: []Edit{
 			{File: "providers/memory/unit.go", Old: "s.mark(m, build, marker{now, position})", New: "(s.mark(m, build, marker{now, position}) || true)"},
-			{File: "providers/sqlite/opening.go", Old: "return !marked[m] })", New: "return true })"},
+			{File: "providers/sqlite/do.go", Old: "return !marked[m] })", New: "return true })"},
 			{File: "providers/postgres/open.go", Old: "return w.marked[", New: "return true || w.marked["},
 		},
 		Tests: []Test{
@@ -97,8 +97,8 @@ var stores = []Mutant{
 		Name: "no_fence",
 		What: "marks are not fenced by the claim's token",
 		Edits: []Edit{
-			{File: "providers/memory/claim.go", Old: "e.Status != outbox.Claimed || e.Token != m.Token {", New: "e.Status != outbox.Claimed {"},
-			{File: "providers/sqlite/mark.go", Old: "and token = ?2", New: "and ?2 is not null", Count: 2},
+			{File: "providers/memory/entries.go", Old: "e.Status != outbox.Claimed || e.Token != m.Token {", New: "e.Status != outbox.Claimed {"},
+			{File: "providers/sqlite/claim.go", Old: "and token = ?2", New: "and ?2 is not null", Count: 2},
 			{File: "providers/postgres/mark.go", Old: "o.token = m.token", New: "m.token is not null", Count: 2},
 			{File: "providers/postgres/mark.go", Old: "o.token = $2::uuid", New: "$2::uuid is not null"},
 		},

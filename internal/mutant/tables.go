@@ -26,13 +26,13 @@ var tables = []Mutant{
 	{
 		Name:  "emptied_at_once",
 		What:  "SQLite checks foreign keys after each table that it empties or drops",
-		Edits: []Edit{{File: "providers/sqlite/references.go", Old: "u.tx.ExecContext(ctx, deferForeignKeys)", New: `u.tx.ExecContext(ctx, "")`}},
+		Edits: []Edit{{File: "providers/sqlite/switch.go", Old: "u.tx.ExecContext(ctx, deferForeignKeys)", New: `u.tx.ExecContext(ctx, "")`}},
 		Tests: []Test{{"./internal/readmodeltest", "TestTablesThatReferToEachOther/checked_at_once"}},
 	},
 	{
 		Name:  "drops_of_others",
 		What:  "SQLite drops tables that tables of the application refer to, with the rows of these",
-		Edits: []Edit{{File: "providers/sqlite/references.go", Old: "if isOneOf(r.to, tables) && !isOneOf(r.from, tables) {", New: "if false {"}},
+		Edits: []Edit{{File: "providers/sqlite/switch.go", Old: "if isOneOf(r.to, tables) && !isOneOf(r.from, tables) {", New: "if false {"}},
 		Tests: []Test{{"./internal/readmodeltest", "TestATableOfTheApplicationRefersToAReadModel"}},
 	},
 	{

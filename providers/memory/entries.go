@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -176,4 +177,121 @@ func ownEntry(e provider.Entry) provider.Entry {
 	e.Payload = bytes.Clone(e.Payload)
 	e.Headers = maps.Clone(e.Headers)
 	return e
+}
+
+// ClaimEntries implements provider.Outbox.
+func (db *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]provider.Entry, error) {
+	if err := provider.CheckQuery(q); err != nil {
+		return nil, fmt.Errorf("claim entries: %w", err)
+	}
+	return update(ctx, db, "claim entries", func(s *state, now time.Time) []provider.Entry {
+		taken, abandoned := q.Claim(s.openEntries, t, now)
+		for _, e := range slices.Concat(taken, abandoned) {
+			s.put(e)
+		}
+		for i := range taken {
+			taken[i] = ownEntry(taken[i])
+		}
+		return taken
+	})
+}
+
+// lane identifies the entries that are published in order.
+type lane struct{ topic, key string }
+
+func laneOf(e provider.Entry) lane { return lane{e.Topic, e.Key} }
+
+// openEntries yields the open entries in order.
+func (s *state) openEntries(yield func(provider.Entry) bool) {
+	for seq := range s.open.from(0) {
+		e, _ := s.entries.get(seq)
+		if !yield(ownEntry(e)) {
+			return
+		}
+	}
+}
+
+// MarkEntries implements provider.Outbox.
+func (db *Provider) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int64, err error) {
+	if err := provider.CheckMarks(marks); err != nil {
+		return nil, fmt.Errorf("mark entries: %w", err)
+	}
+	err = db.tx(ctx, func(tx *Model) error {
+		now := db.now()
+		for _, m := range marks {
+			e, ok := tx.staged.entries.get(m.Seq)
+			if !ok || e.Status != outbox.Claimed || e.Token != m.Token {
+				late = append(late, m.Seq)
+				continue
+			}
+			if m.Drop {
+				tx.staged.drop(e)
+			} else {
+				tx.staged.put(m.Apply(e, now))
+			}
+			if m.To == outbox.Published {
+				tx.staged.releaseHeld(laneOf(e))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("mark entries: %w", err)
+	}
+	return late, nil
+}
+
+var _ provider.EntryMaintainer = (*DB)(nil)
+
+// HoldEntries implements provider.EntryMaintainer.
+func (db *Provider) HoldEntries(ctx context.Context, long time.Duration, limit int) (int, error) {
+	return update(ctx, db, "hold entries", func(s *state, now time.Time) int {
+		changed, n := provider.HoldEntries(s.openEntries, long, limit, now)
+		for _, e := range changed {
+			s.put(e)
+		}
+		return n
+	})
+}
+
+// releaseHeld makes the held entries of a topic and key pending.
+func (s *state) releaseHeld(l lane) {
+	for seq := range s.held.from(0) {
+		if e, _ := s.entries.get(seq); laneOf(e) == l {
+			e.Status = outbox.Pending
+			s.put(e)
+		}
+	}
+}
+
+const deleteScan = 1000 // entries that one call scans
+
+// DeleteEntries implements provider.EntryMaintainer.
+func (db *Provider) DeleteEntries(ctx context.Context, keep outbox.EntryRetention, after int64) (n int, next int64, err error) {
+	err = db.tx(ctx, func(tx *Model) error {
+		now, scanned := db.now(), 0
+		for _, e := range tx.staged.entries.from(after + 1) {
+			if scanned++; scanned > deleteScan {
+				return nil
+			}
+			next = e.Seq
+			if keep.IsOver(&e, now) {
+				tx.staged.drop(e)
+				n++
+			}
+		}
+		next = 0
+		return nil
+	})
+	if err != nil {
+		return 0, after, fmt.Errorf("delete entries: %w", err)
+	}
+	return n, next, nil
+}
+
+func (s *state) drop(e outbox.Entry) {
+	s.entries = s.entries.drop(e.Seq)
+	s.open = s.open.drop(e.Seq)
+	s.held = s.held.drop(e.Seq)
+	s.messages = s.messages.drop(pair(e.Topic, e.ID))
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
@@ -173,4 +175,149 @@ func own(e eventstore.Raw) eventstore.Raw {
 	e.Data = bytes.Clone(e.Data)
 	e.Metadata.Extra = maps.Clone(e.Metadata.Extra)
 	return e
+}
+
+// FindEvent implements provider.EventFinder.
+func (db *DB) FindEvent(ctx context.Context, id string) (eventstore.Appended, error) {
+	return db.committed.Load().find(id, db.lineage), ctx.Err()
+}
+
+// FindEvent implements provider.EventFinder. It also finds events that the transaction has appended.
+func (t *Tx) FindEvent(ctx context.Context, id string) (eventstore.Appended, error) {
+	if err := t.usable(ctx); err != nil {
+		return eventstore.Appended{}, fmt.Errorf("find an event: %w", err)
+	}
+	return t.tx.staged.find(id, t.db.lineage), nil
+}
+
+func (s *state) find(id, log string) eventstore.Appended {
+	at, ok := s.places.get(strings.ToLower(id))
+	if !ok {
+		return eventstore.Appended{}
+	}
+	return eventstore.Appended{Stream: at.stream, Version: at.version, Position: at.position, Count: 1, Log: log}
+}
+
+// snapshot is a stored snapshot.
+type snapshot struct {
+	eventstore.Snapshot
+	savedAt time.Time
+}
+
+// LoadSnapshot implements eventstore.SnapshotStore.
+func (db *DB) LoadSnapshot(ctx context.Context, stream, schema string) (eventstore.Snapshot, error) {
+	return db.committed.Load().snapshot(ctx, stream, schema)
+}
+
+// SaveSnapshot implements eventstore.SnapshotStore.
+func (db *DB) SaveSnapshot(ctx context.Context, stream string, s eventstore.Snapshot) error {
+	return db.tx(ctx, func(tx *Model) error { return db.InTx(tx).SaveSnapshot(ctx, stream, s) })
+}
+
+// LoadSnapshot implements eventstore.SnapshotStore.
+func (t *Tx) LoadSnapshot(ctx context.Context, stream, schema string) (eventstore.Snapshot, error) {
+	if err := t.usable(ctx); err != nil {
+		return eventstore.Snapshot{}, fmt.Errorf("load the snapshot of %s: %w", stream, err)
+	}
+	return t.tx.staged.snapshot(ctx, stream, schema)
+}
+
+// SaveSnapshot implements eventstore.SnapshotStore.
+func (t *Tx) SaveSnapshot(ctx context.Context, stream string, s eventstore.Snapshot) error {
+	if err := provider.CheckSnapshot(stream, s); err != nil {
+		return err
+	}
+	if err := t.usable(ctx); err != nil {
+		return fmt.Errorf("save the snapshot of %s: %w", stream, err)
+	}
+	now, to := t.db.now(), &t.tx.staged
+	if to.ended(stream) {
+		return nil
+	}
+	s.State = slices.Clone(s.State)
+	all, _ := to.snapshots.get(stream)
+	for schema, old := range all.from("") {
+		if old.savedAt.Before(now.Add(-24 * time.Hour)) {
+			all = all.drop(schema)
+		}
+	}
+	to.snapshots = to.snapshots.put(stream, all.put(s.Schema, snapshot{s, now}))
+	return nil
+}
+
+func (s *state) snapshot(ctx context.Context, stream, schema string) (eventstore.Snapshot, error) {
+	if err := provider.CheckSnapshot(stream, eventstore.Snapshot{Schema: schema}); err != nil {
+		return eventstore.Snapshot{}, err
+	}
+	all, _ := s.snapshots.get(stream)
+	found, _ := all.get(schema)
+	found.State = slices.Clone(found.State)
+	return found.Snapshot, ctx.Err()
+}
+
+// Archive deletes the events of an ended stream before its last one, and its snapshots, in one transaction.
+// It returns the number of deleted events. To keep them elsewhere, read them with ReadStream before. The
+// version of the stream and its last event stay. So do the entries of the outbox and parked messages,
+// which have copies of events.
+//   - eventstore.ErrNotEnded: the stream has not ended, or does not exist.
+//   - eventstore.ErrNotPassed: a projector, also one that is being rebuilt, has not passed an event that it
+//     takes. Nothing is deleted.
+func (db *DB) Archive(ctx context.Context, stream string, o eventstore.ArchiveOptions) (deleted int64, err error) {
+	if err := provider.CheckStream(stream); err != nil {
+		return 0, err
+	}
+	err = db.tx(ctx, func(tx *Model) error {
+		s := &tx.staged
+		if !s.ended(stream) {
+			return eventstore.ErrNotEnded
+		}
+		if err := provider.Passed(s.behind(stream, db.lineage), o); err != nil {
+			return err
+		}
+		s.snapshots = s.snapshots.drop(stream)
+		deleted = s.archive(stream)
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("archive %s: %w", stream, err)
+	}
+	return deleted, nil
+}
+
+// behind returns the projectors that take an event of the stream, except the last one, that is after
+// their checkpoint.
+func (s *state) behind(stream, lineage string) (projectors []string) {
+	events, _ := s.streams.get(stream)
+	for key, c := range s.checkpoints.from("") {
+		if c.Mode == provider.ModeEnded || c.Lineage != lineage && c.Lineage != "" {
+			continue
+		}
+		takes := map[string]bool{}
+		for _, b := range c.Handlers {
+			takes[b.Type] = true
+		}
+		for version, e := range events.from(0) {
+			if version < events.last() && e.Position > c.Place.Position && takes[e.Type] {
+				projectors = append(projectors, first(key))
+				break
+			}
+		}
+	}
+	return projectors
+}
+
+// archive deletes the events before the last one.
+func (s *state) archive(stream string) (n int64) {
+	events, _ := s.streams.get(stream)
+	left := events
+	for version, e := range events.from(0) {
+		if version < events.last() {
+			left = left.drop(version)
+			s.log = s.log.drop(e.Position)
+			s.places = s.places.drop(e.ID)
+			n++
+		}
+	}
+	s.streams = s.streams.put(stream, left)
+	return n
 }

@@ -15,11 +15,10 @@
 // DB.InTx.
 //
 // Authors of a provider can read the package in this order: state, in this file, lists the stored
-// data; unit.go and switch.go implement provider.Units; generations.go implements
-// provider.Builds; parking.go implements the queues of parked messages
-// and provider.Parking; liveness.go implements provider.Liveness; records.go implements the
-// markers and provider.Records; progress.go implements provider.Progress and provider.Leases; log.go
-// implements provider.Log; operations.go and survey.go implement provider.Operations; tasks.go, task_changes.go and task_tx.go implement the tasks of workers.
+// data; unit.go and switch.go implement provider.Units; generations.go implements provider.Builds;
+// parking.go implements provider.Parking; records.go implements the markers, provider.Records and
+// provider.Liveness; progress.go implements provider.Progress and provider.Leases; log.go implements
+// provider.Log; operations.go implements provider.Operations; tasks.go and task_tx.go implement tasks.
 package memory
 
 import (
