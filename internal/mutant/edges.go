@@ -39,7 +39,7 @@ var edges = []Mutant{
 		What: "leases of processes that were killed are never deleted",
 		Edits: []Edit{
 			{File: "providers/memory/progress.go", Old: "if l.until.Before(now.Add(-time.Hour)) {", New: "if l.until.IsZero() {"},
-			{File: "providers/sqlite/progress.go", Old: "if acquired = n == 1; err == nil && acquired {", New: "if acquired = n == 1; false {"},
+			{File: "providers/sqlite/progress.go", Old: "if err == nil && n == 1 {", New: "if err == nil && n < 0 {"},
 			{File: "providers/postgres/leases.go", Old: "clock_timestamp() - interval '1 hour'", New: "clock_timestamp() - interval '1000 hours'"},
 		},
 		Tests: []Test{

@@ -24,7 +24,7 @@ func (d *DB) Append(ctx context.Context, stream string, expected eventstore.Expe
 	if isAmbiguous(err) {
 		at, err = d.resolve(ctx, a, err)
 	}
-	return at, a.wrap(err)
+	return a.result(at, err)
 }
 
 func (d *Provider) append(ctx context.Context, a *appending) (at eventstore.Appended, err error) {
@@ -34,10 +34,7 @@ func (d *Provider) append(ctx context.Context, a *appending) (at eventstore.Appe
 		u.entries = a.entries > 0 && !at.Replayed
 		return err
 	})
-	if err != nil {
-		return eventstore.Appended{}, err
-	}
-	return at, nil
+	return at, err
 }
 
 // resolve appends once more after a commit that may have succeeded. The event ids show whether it
@@ -88,17 +85,17 @@ func (d *Provider) check(stream string, expected eventstore.Expected, events []e
 	return a, nil
 }
 
-// wrap adds the stream to an error, except to a conflict, which names its stream.
-func (a *appending) wrap(err error) error {
-	if err == nil || errors.Is(err, eventstore.ErrConflict) {
-		return err
+// result adds the stream to an error, except to a conflict, which names its stream.
+func (a *appending) result(at eventstore.Appended, err error) (eventstore.Appended, error) {
+	if errors.Is(err, eventstore.ErrConflict) {
+		return eventstore.Appended{}, err
 	}
-	return fmt.Errorf("append %s: %w", a.stream, err)
+	return result(at, "append "+a.stream, err)
 }
 
 // run appends in a transaction. If it returns an error, some rows may have been written.
 func (a *appending) run(ctx context.Context, s session) (eventstore.Appended, error) {
-	log, err := a.db.logName(ctx, s)
+	log, err := a.db.logID(ctx, s)
 	if err != nil {
 		return eventstore.Appended{}, err
 	}
@@ -110,49 +107,33 @@ func (a *appending) run(ctx context.Context, s session) (eventstore.Appended, er
 			err = e
 		}
 	}
-	at.Log, _, _ = strings.Cut(log, "/")
-	if err != nil || known {
+	if at.Log = log.Lineage; err != nil || known {
 		return at, err
 	}
-	return at, a.writeEntries(ctx, s, at, log)
+	return at, a.writeEntries(ctx, s, at, log.String())
 }
 
 const findEvents = `
 select e.id, e.stream, e.version, e.position
 from json_each(?1) j cross join kinora_events e on e.id = j.value`
 
-// find looks the ids up. The append is known if all events are in the stream already, in order,
-// at the versions that expected asks for. It returns ErrEventIDReused if some ids are stored in
-// any other way.
+// find looks the ids up, and reports whether the append is a repeat (provider.Repeated).
 func (a *appending) find(ctx context.Context, s session) (at eventstore.Appended, known bool, err error) {
-	type place struct {
-		stream            string
-		version, position int64
-	}
-	places := map[string]place{}
+	places := map[string]eventstore.Appended{}
 	err = eachRow(ctx, s, func(rows *sql.Rows) error {
 		var id string
-		var p place
-		err := rows.Scan(&id, &p.stream, &p.version, &p.position)
+		var p eventstore.Appended
+		err := rows.Scan(&id, &p.Stream, &p.Version, &p.Position)
 		places[id] = p
 		return err
 	}, findEvents, a.ids)
 	if err != nil || len(places) == 0 {
 		return at, false, err
 	}
-	first := places[a.events[0].ID].version
-	if a.expected != eventstore.Any {
-		first = int64(a.expected) + 1
-	}
-	for i := range a.events {
-		p := places[a.events[i].ID]
-		if p.stream != a.stream || p.version != first+int64(i) {
-			return at, false, eventstore.ErrEventIDReused
-		}
-		at.Version, at.Position = p.version, p.position
-	}
-	at.Stream, at.Count, at.Replayed = a.stream, len(a.events), true
-	return at, true, nil
+	return provider.Repeated(a.stream, a.expected, a.events, func(id string) (eventstore.Appended, bool) {
+		p, ok := places[id]
+		return p, ok
+	})
 }
 
 // raiseStream raises the version of stream ?1 by ?3 if the version is ?4, or if ?4 is -1 (any).
@@ -172,10 +153,10 @@ values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)`
 
 func (a *appending) writeEvents(ctx context.Context, s session) (at eventstore.Appended, err error) {
 	n := int64(len(a.events))
-	err = one(ctx, s, []any{&at.Version, &a.at}, raiseStream, a.stream, provider.Category(a.stream), n, int64(a.expected),
+	raised, err := find(ctx, s, []any{&at.Version, &a.at}, raiseStream, a.stream, provider.Category(a.stream), n, int64(a.expected),
 		a.events[n-1].Type == eventstore.TypeEnded)
-	if errors.Is(err, sql.ErrNoRows) {
-		return at, a.conflict(ctx, s)
+	if err == nil && !raised {
+		err = a.conflict(ctx, s)
 	}
 	if err != nil {
 		return at, err
@@ -203,8 +184,7 @@ func (a *appending) writeEvents(ctx context.Context, s session) (at eventstore.A
 func (a *appending) conflict(ctx context.Context, s session) error {
 	c := &eventstore.ConflictError{Stream: a.stream, Expected: a.expected}
 	var ended bool
-	err := one(ctx, s, []any{&c.Actual, &ended}, readVersion, a.stream)
-	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+	if _, err := find(ctx, s, []any{&c.Actual, &ended}, readVersion, a.stream); err != nil {
 		return err
 	}
 	if ended {
@@ -254,19 +234,6 @@ func (a *appending) writeEntries(ctx context.Context, s session, at eventstore.A
 		}
 	}
 	return nil
-}
-
-// logName returns LogID.String of the log. It reads the lineage once.
-func (d *Provider) logName(ctx context.Context, q querier) (string, error) {
-	if lineage := d.lineage.Load(); lineage != nil {
-		return provider.LogID{Lineage: *lineage}.String(), nil
-	}
-	var lineage string
-	if err := one(ctx, q, []any{&lineage}, readLineage); err != nil {
-		return "", wrap("read the lineage of the log", err)
-	}
-	d.lineage.Store(&lineage)
-	return provider.LogID{Lineage: lineage}.String(), nil
 }
 
 // noMetadata is the metadata of most events.

@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -89,12 +90,10 @@ order by o.id`
 )
 
 func candidatesOf(ctx context.Context, from querier, q provider.EntryQuery, limit int) ([]provider.Entry, error) {
-	ordered, near, unordered := candidates, candidatesNear, candidatesUnordered
+	query, near, unordered := candidates, candidatesNear, candidatesUnordered
 	if len(q.Topics) > 0 || len(q.Except) > 0 {
-		ordered, near, unordered = candidatesOfTopics, candidatesOfTopicsNear, candidatesOfTopicsUnordered
+		query, near, unordered = candidatesOfTopics, candidatesOfTopicsNear, candidatesOfTopicsUnordered
 	}
-	args := []any{max(limit, 0), listOf(q.Topics), listOf(q.Except), q.After}
-	query := ordered
 	switch {
 	// always a full scan: without order there are no earlier entries to check
 	case q.Unordered:
@@ -110,18 +109,16 @@ func candidatesOf(ctx context.Context, from querier, q provider.EntryQuery, limi
 			return err
 		}
 		if bytes += len(e.Payload); q.Bytes > 0 && bytes > q.Bytes && len(entries) > 0 {
-			return errEnough
+			return errFull
 		}
 		entries = append(entries, e)
 		return nil
-	}, query, args...)
-	if err != nil && !errors.Is(err, errEnough) {
+	}, query, max(limit, 0), listOf(q.Topics), listOf(q.Except), q.After)
+	if err != nil && !errors.Is(err, errFull) {
 		return nil, err
 	}
 	return entries, nil
 }
-
-var errEnough = errors.New("enough payload")
 
 // takeEntry claims entry ?1 for token ?5, if the entry is still as ?2 to ?4 say. The claim of a
 // claimed and eligible entry has expired: at the limit ?8 of attempts the entry is abandoned.
@@ -160,12 +157,9 @@ func (s session) take(ctx context.Context, e provider.Entry, q provider.EntryQue
 		query = takeUnordered
 	}
 	was := e
-	err := one(ctx, s, []any{&e.Status, &e.Attempts, &e.Suspect, scanTime(&e.NextAttemptAt), scanTime(&e.LastAttemptedAt)}, query,
+	taken, err := find(ctx, s, []any{&e.Status, &e.Attempts, &e.Suspect, scanTime(&e.NextAttemptAt), scanTime(&e.LastAttemptedAt)}, query,
 		e.Seq, e.Status, e.Attempts, tokenOf(e.Token), tokenOf(t.Token), t.Holder, millis(t.Lease), q.Attempts)
-	switch {
-	case errors.Is(err, sql.ErrNoRows), err == nil && e.Status != outbox.Claimed:
-		return was, false, nil
-	case err != nil:
+	if err != nil || !taken || e.Status != outbox.Claimed {
 		return was, false, err
 	}
 	e.Token, e.ClaimedBy = t.Token, t.Holder
@@ -181,39 +175,30 @@ func (d *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t cl
 	if t, err = t.WithDefaults(); err != nil {
 		return nil, err
 	}
-	if err = d.notInside(ctx); err != nil { // also if there is nothing to claim
-		return nil, fmt.Errorf("claim entries: %w", err)
-	}
-	if err = provider.CheckQuery(q); err != nil {
+	// an open transaction is an error also if there is nothing to claim
+	if err = cmp.Or(d.notInside(ctx), provider.CheckQuery(q)); err != nil {
 		return nil, fmt.Errorf("claim entries: %w", err)
 	}
 	read, err := candidatesOf(ctx, d.reads, q, t.Limit)
-	if err != nil {
-		return nil, fmt.Errorf("read candidates: %w", err)
+	if err != nil || len(read) == 0 {
+		return nil, wrap("read candidates", err)
 	}
-	if len(read) == 0 {
-		return nil, nil
-	}
-	err = d.writeTx(ctx, func(u *unit) error {
-		taken, err = u.claim(ctx, q, t, func(context.Context, int) ([]provider.Entry, error) { return read, nil })
-		if err != nil || len(taken) > 0 {
-			return err
+	return update(ctx, d, "claim entries", nil, func(u *unit) ([]provider.Entry, error) {
+		taken, err := u.claim(ctx, q, t, read)
+		if err == nil && len(taken) == 0 {
+			// Another relay claimed the candidates first. No relay can while this transaction holds the lock.
+			if read, err = candidatesOf(ctx, u, q, t.Limit); err == nil {
+				taken, err = u.claim(ctx, q, t, read)
+			}
 		}
-		// Another relay claimed the candidates first. No relay can while this transaction holds
-		// the lock.
-		taken, err = u.claim(ctx, q, t, func(ctx context.Context, limit int) ([]provider.Entry, error) {
-			return candidatesOf(ctx, u, q, limit)
-		})
-		return err
+		return taken, err
 	})
-	return result(taken, "claim entries", err)
 }
 
-func (s session) claim(ctx context.Context, q provider.EntryQuery, t claim.Terms, read func(context.Context, int) ([]provider.Entry, error)) ([]provider.Entry, error) {
-	return claim.Portable(ctx, t, read,
-		func(ctx context.Context, e provider.Entry, t claim.Terms) (provider.Entry, bool, error) {
-			return s.take(ctx, e, q, t)
-		},
+func (s session) claim(ctx context.Context, q provider.EntryQuery, t claim.Terms, read []provider.Entry) ([]provider.Entry, error) {
+	return claim.Portable(ctx, t,
+		func(context.Context, int) ([]provider.Entry, error) { return read, nil },
+		func(ctx context.Context, e provider.Entry, t claim.Terms) (provider.Entry, bool, error) { return s.take(ctx, e, q, t) },
 		provider.Entry.Alone)
 }
 
@@ -240,11 +225,8 @@ where (` + anyHeld + `) and id in (select value from json_each(?1))`
 
 // MarkEntries implements provider.Outbox.
 func (d *Provider) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int64, err error) {
-	if err := provider.CheckMarks(marks); err != nil {
+	if err := provider.CheckMarks(marks); err != nil || len(marks) == 0 {
 		return nil, err
-	}
-	if len(marks) == 0 {
-		return nil, nil
 	}
 	err = d.writeTx(ctx, func(u *unit) error {
 		lanes, err := u.lanesToRelease(ctx, marks)

@@ -57,7 +57,7 @@ func (u *unit) work(ctx context.Context, p *provider.Unit, run runFunc) error {
 	if err := p.CheckClosing(&closing); err != nil {
 		return err
 	}
-	if closing.Output, err = u.db.normalize(ctx, closing.Output); err != nil {
+	if closing.Output, err = provider.NormalizeAll(ctx, closing.Output, u.db.cfg.MaxPayload); err != nil {
 		return err
 	}
 	return inStep("close", u.close(ctx, p, found, closing))
@@ -130,8 +130,12 @@ on conflict do nothing`
 
 // mark inserts the markers that do not exist, except with Advance, and sets Fresh and Left.
 func (u *unit) mark(ctx context.Context, p *provider.Unit, found *provider.Found) error {
-	c, err := inSegment(ctx, u, p.Build(), p.Segment)
-	if err == nil {
+	read := checkpointHead
+	if p.Segment > 0 {
+		read = wholeCheckpoint
+	}
+	c, err := read(ctx, u, p.Build())
+	if c = c.InSegment(p.Segment); err == nil {
 		err = found.SetProgress(p, c)
 	}
 	if err != nil {
@@ -267,7 +271,7 @@ func (u *unit) findLive(ctx context.Context, p *provider.Unit, found *provider.F
 // close writes all rows of a unit that commit together with the writes of its handlers.
 func (u *unit) close(ctx context.Context, p *provider.Unit, found provider.Found, c provider.Closing) error {
 	err := u.enqueueAll(ctx, c.Output)
-	u.entries = u.entries || len(c.Output) > 0
+	u.add(news{entries: len(c.Output) > 0})
 	if err == nil && p.IsReplay() {
 		err = u.resolve(ctx, p, c.Resolution(p, found))
 	} else if err == nil {

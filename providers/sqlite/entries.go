@@ -57,47 +57,23 @@ const entryColumns = `id, message_id, topic, key, payload, headers, status, atte
 func scanEntry(rows *sql.Rows) (e outbox.Entry, err error) {
 	var headers string
 	var token []byte
-	var next, created int64
-	var attempted, published sql.NullInt64
 	err = rows.Scan(&e.Seq, &e.ID, &e.Topic, &e.Key, &e.Payload, &headers, &e.Status, &e.Attempts, &e.Suspect, &token,
-		&e.ClaimedBy, &e.LastError, &next, &created, &attempted, &published)
+		&e.ClaimedBy, &e.LastError, scanTime(&e.NextAttemptAt), scanTime(&e.CreatedAt), scanTime(&e.LastAttemptedAt), scanTime(&e.PublishedAt))
 	if err != nil {
 		return e, err
 	}
 	copy(e.Token[:], token)
 	e.Headers, err = provider.ParseHeaders(headers)
 	e.Malformed = err != nil
-	setTime(&e, &e.NextAttemptAt, sql.NullInt64{Int64: next, Valid: true})
-	setTime(&e, &e.CreatedAt, sql.NullInt64{Int64: created, Valid: true})
-	setTime(&e, &e.LastAttemptedAt, attempted)
-	setTime(&e, &e.PublishedAt, published)
+	for _, t := range []*time.Time{&e.NextAttemptAt, &e.CreatedAt, &e.LastAttemptedAt, &e.PublishedAt} {
+		var ok bool
+		*t, ok = provider.StoredTime(*t)
+		e.Malformed = e.Malformed || !ok
+	}
 	return e, nil
 }
 
-// setTime sets a time of e. If ms is out of range, e is malformed. Null is the zero time.
-func setTime(e *outbox.Entry, to *time.Time, ms sql.NullInt64) {
-	if !ms.Valid {
-		return
-	}
-	var ok bool
-	if *to, ok = provider.StoredTime(timeOf(ms.Int64)); !ok {
-		e.Malformed = true
-	}
-}
 
-// entriesOf returns the entries of a query that selects entryColumns.
-func entriesOf(ctx context.Context, q querier, query string, args ...any) ([]outbox.Entry, error) {
-	var entries []outbox.Entry
-	err := eachRow(ctx, q, func(rows *sql.Rows) error {
-		e, err := scanEntry(rows)
-		entries = append(entries, e)
-		return err
-	}, query, args...)
-	if err != nil {
-		return nil, err
-	}
-	return entries, nil
-}
 
 // tokenOf returns nil (null) for the zero Token, which means no claim.
 func tokenOf(t claim.Token) any {
@@ -179,7 +155,7 @@ func (d *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, erro
 		open, held := openAndHeld(f.Status)
 		query, args = listOpenEntries, append(args, open, held)
 	}
-	entries, err := entriesOf(ctx, d.reads, query, args...)
+	entries, err := collect(ctx, d.reads, scanEntry, query, args...)
 	return result(entries, "list entries", err)
 }
 
@@ -204,14 +180,7 @@ func (d *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.
 		open, held := openAndHeld(of)
 		query, args = countOpenEntries, append(args, open, held)
 	}
-	err := eachRow(ctx, d.reads, func(rows *sql.Rows) error {
-		var s outbox.Status
-		var n int64
-		err := rows.Scan(&s, &n)
-		counts[s] = n
-		return err
-	}, query, args...)
-	return result(counts, "count entries", err)
+	return result(counts, "count entries", count(ctx, d.reads, counts, query, args...))
 }
 
 // The first and the last time that can be read: see provider.Entry.Malformed.
@@ -235,8 +204,7 @@ func (d *DB) Requeue(ctx context.Context, f outbox.Filter) (int, error) {
 	if f.Force {
 		window = 0
 	}
-	n, err := d.decide(ctx, requeueEntries, f, window)
-	return result(n, "requeue", err)
+	return d.decide(ctx, "requeue", requeueEntries, f, window)
 }
 
 const skipEntries = `
@@ -252,17 +220,13 @@ returning topic, key, 0`
 
 // Skip implements outbox.Inspector.
 func (d *DB) Skip(ctx context.Context, f outbox.Filter) (int, error) {
-	n, err := d.decide(ctx, skipEntries, f)
-	return result(n, "skip", err)
+	return d.decide(ctx, "skip", skipEntries, f)
 }
 
-func (d *Provider) decide(ctx context.Context, query string, f provider.EntryFilter, more ...any) (n int, err error) {
-	if err := provider.CheckFilter(f); err != nil {
-		return 0, err
-	}
-	err = d.writeTx(ctx, func(u *unit) error {
+func (d *Provider) decide(ctx context.Context, doing, query string, f provider.EntryFilter, more ...any) (int, error) {
+	return update(ctx, d, doing, provider.CheckFilter(f), func(u *unit) (n int, err error) {
 		lanes := map[lane]bool{}
-		err := eachRow(ctx, u, func(rows *sql.Rows) error {
+		err = eachRow(ctx, u, func(rows *sql.Rows) error {
 			var l lane
 			var stale bool
 			err := rows.Scan(&l.topic, &l.key, &stale)
@@ -273,19 +237,15 @@ func (d *Provider) decide(ctx context.Context, query string, f provider.EntryFil
 			n++
 			return err
 		}, query, append(filterArgs(f, -1), more...)...)
-		if err != nil {
-			return err
-		}
 		// requeued entries, or those behind skipped ones, may be claimable now
 		u.entries = n > 0
 		var held bool
-		if err := one(ctx, u, []any{&held}, anyHeld); err != nil || !held {
-			return err
+		if err == nil {
+			err = one(ctx, u, []any{&held}, anyHeld)
 		}
-		return u.releaseHeld(ctx, lanes)
+		if err == nil && held {
+			err = u.releaseHeld(ctx, lanes)
+		}
+		return n, err
 	})
-	if err != nil {
-		return 0, err
-	}
-	return n, nil
 }

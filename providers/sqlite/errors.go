@@ -82,6 +82,17 @@ func result[T any](v T, what string, err error) (T, error) {
 	return v, nil
 }
 
+// update runs change in a write transaction and returns its result, unless the input is invalid. doing is the prefix of an error.
+func update[R any](ctx context.Context, d *Provider, doing string, invalid error, change func(u *unit) (R, error)) (r R, err error) {
+	if err = invalid; err == nil {
+		err = d.writeTx(ctx, func(u *unit) error {
+			r, err = change(u)
+			return err
+		})
+	}
+	return result(r, doing, err)
+}
+
 // unitError returns err as Do does, with its class. ctx is the unit's context.
 func unitError(ctx context.Context, err error) error {
 	if _, ok := errors.AsType[*provider.Error](err); ok || err == nil {

@@ -1,10 +1,9 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
-	"database/sql"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -26,10 +25,7 @@ func numbered(ctx context.Context, q querier, b provider.Build) (provider.Build,
 		return b, nil
 	}
 	b.Generation = 1
-	err := one(ctx, q, []any{&b.Generation}, readLive, b.Projector)
-	if errors.Is(err, sql.ErrNoRows) {
-		return b, nil
-	}
+	_, err := find(ctx, q, []any{&b.Generation}, readLive, b.Projector)
 	return b, err
 }
 
@@ -48,17 +44,14 @@ func (d *Provider) Generations(ctx context.Context, projector string) (all []pro
 }
 
 // SetGeneration implements provider.Builds.
-func (d *Provider) SetGeneration(ctx context.Context, g provider.Generation) (set bool, err error) {
-	if err = provider.CheckGeneration(g); err == nil {
-		err = d.writeTx(ctx, func(u *unit) error {
-			stored, err := generationsOf(ctx, u, g.Projector)
-			if set = err == nil && provider.CanSet(stored, g); set {
-				err = u.setGenerations(ctx, stored, g)
-			}
-			return err
-		})
-	}
-	return result(set, "set a generation", err)
+func (d *Provider) SetGeneration(ctx context.Context, g provider.Generation) (bool, error) {
+	return update(ctx, d, "set a generation", provider.CheckGeneration(g), func(u *unit) (set bool, err error) {
+		stored, err := generationsOf(ctx, u, g.Projector)
+		if set = err == nil && provider.CanSet(stored, g); set {
+			err = u.setGenerations(ctx, stored, g)
+		}
+		return set, err
+	})
 }
 
 const (
@@ -139,29 +132,22 @@ select exists (
 
 // Unlogged implements provider.Builds.
 func (d *Provider) Unlogged(ctx context.Context, b provider.Build, handlers []string) (has bool, err error) {
-	if err := provider.CheckPrune(b.Projector, handlers); err != nil {
-		return false, wrap("look up markers", err)
+	if err = provider.CheckPrune(b.Projector, handlers); err == nil {
+		err = one(ctx, d.reads, []any{&has}, unlogged, jsonOf(handlers), b.Number())
 	}
-	err = one(ctx, d.reads, []any{&has}, unlogged, jsonOf(handlers), b.Number())
-	return has, wrap("look up markers", err)
+	return result(has, "look up markers", err)
 }
 
 // ClearGeneration implements provider.Builds.
-func (d *Provider) ClearGeneration(ctx context.Context, b provider.Build, handlers, tables []string, limit int) (n int, err error) {
-	err = provider.CheckPrune(b.Projector, handlers)
-	if err == nil {
-		err = provider.CheckTables(tables...)
-	}
-	if err == nil {
-		err = d.writeTx(ctx, func(u *unit) error {
-			n, err = u.clear(ctx, b, handlers, max(limit, 1))
-			if err == nil && n == 0 {
-				err = u.drop(ctx, tables)
-			}
-			return err
-		})
-	}
-	return result(n, "clear a generation", err)
+func (d *Provider) ClearGeneration(ctx context.Context, b provider.Build, handlers, tables []string, limit int) (int, error) {
+	invalid := cmp.Or(provider.CheckPrune(b.Projector, handlers), provider.CheckTables(tables...))
+	return update(ctx, d, "clear a generation", invalid, func(u *unit) (int, error) {
+		n, err := u.clear(ctx, b, handlers, max(limit, 1))
+		if err == nil && n == 0 {
+			err = u.drop(ctx, tables)
+		}
+		return n, err
+	})
 }
 
 func (u *unit) clear(ctx context.Context, b provider.Build, handlers []string, limit int) (int, error) {

@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"iter"
 	"math"
@@ -79,17 +77,20 @@ func (d *Provider) logPage(ctx context.Context, q provider.LogQuery) (page provi
 		}
 		upper = covered.Position
 	}
-	full, err := d.readLogRows(ctx, q, upper, &page)
+	page.Events, page.Full, err = eventsOf(ctx, d.reads, q.Limit, provider.LogPageBytes, readLog,
+		q.After, upper, q.Limit, anyOf(q.Filter.Categories), anyOf(q.Filter.Types), !q.NoData)
 	if err != nil {
 		return page, err
 	}
-	if n := len(page.Events); n > 0 {
-		page.End = placeOf(&page.Events[n-1])
+	for i := range page.Events {
+		e := &page.Events[i]
+		if page.End = (provider.LogPlace{Position: e.Position, ID: e.ID, RecordedAt: e.RecordedAt}); q.NoData {
+			e.Data = nil
+		}
 	}
-	if covered.Position > 0 && !full {
+	if covered.Position > 0 && !page.Full {
 		page.End = covered
 	}
-	page.Full = full
 	if q.Age > 0 {
 		if err := d.dropYoung(ctx, q, &page); err != nil {
 			return page, err
@@ -101,52 +102,6 @@ func (d *Provider) logPage(ctx context.Context, q provider.LogQuery) (page provi
 	// the page covers no more positions
 	page.Full = page.Full || page.More && covered.Position > 0 && page.End == covered
 	return page, err
-}
-
-// readLogRows adds the events up to a position, until the page is full.
-func (d *Provider) readLogRows(ctx context.Context, q provider.LogQuery, upper int64, page *provider.LogPage) (full bool, err error) {
-	bytes := 0
-	err = eachRow(ctx, d.reads, func(rows *sql.Rows) error {
-		e, size, err := scanRaw(rows)
-		if err != nil {
-			return err
-		}
-		if q.NoData {
-			e.Data = nil
-		}
-		page.Events, bytes = append(page.Events, e), bytes+size
-		if len(page.Events) == q.Limit || bytes >= provider.LogPageBytes {
-			return errFull
-		}
-		return nil
-	}, readLog, q.After, upper, q.Limit, arrayOf(q.Filter.Categories), arrayOf(q.Filter.Types), !q.NoData)
-	if errors.Is(err, errFull) {
-		return true, nil
-	}
-	return false, err
-}
-
-// arrayOf returns a JSON array, or null for nil.
-func arrayOf(texts []string) any {
-	if texts == nil {
-		return nil
-	}
-	return jsonOf(texts)
-}
-
-func scanRaw(rows *sql.Rows) (e eventstore.Raw, size int, err error) {
-	var metadata string
-	err = rows.Scan(&e.Position, &e.Stream, &e.Version, &e.ID, &e.Type, &e.Schema, &e.Data, &metadata, scanTime(&e.RecordedAt))
-	if err == nil && metadata != noMetadata {
-		// What other software wrote in another form is left out: an error would make the events behind
-		// it unreadable.
-		_ = json.Unmarshal([]byte(metadata), &e.Metadata)
-	}
-	return e, len(e.Data) + len(metadata), err
-}
-
-func placeOf(e *eventstore.Raw) provider.LogPlace {
-	return provider.LogPlace{Position: e.Position, ID: e.ID, RecordedAt: e.RecordedAt}
 }
 
 // dropYoung ends the page at the last event of the log that is old enough, if that is within the
@@ -166,10 +121,7 @@ func (d *Provider) dropYoung(ctx context.Context, q provider.LogQuery, page *pro
 
 // logPlace returns the place of an event, or a zero one if there is none.
 func (d *Provider) logPlace(ctx context.Context, query string, args ...any) (p provider.LogPlace, err error) {
-	err = one(ctx, d.reads, []any{&p.Position, &p.ID, scanTime(&p.RecordedAt)}, query, args...)
-	if errors.Is(err, sql.ErrNoRows) {
-		return provider.LogPlace{}, nil
-	}
+	_, err = find(ctx, d.reads, []any{&p.Position, &p.ID, scanTime(&p.RecordedAt)}, query, args...)
 	return p, err
 }
 
@@ -205,11 +157,8 @@ func (x logIndex) Next(ctx context.Context, after int64) (provider.LogPlace, err
 
 // Since rounds t up to the clock's milliseconds.
 func (x logIndex) Since(ctx context.Context, after int64, t time.Time) (before int64, found bool, err error) {
-	err = one(ctx, x.db.reads, []any{&before}, readLogSince, after, t.Add(time.Millisecond-1).UnixMilli())
-	if errors.Is(err, sql.ErrNoRows) {
-		return 0, false, nil
-	}
-	return before, err == nil, err
+	found, err = find(ctx, x.db.reads, []any{&before}, readLogSince, after, t.Add(time.Millisecond-1).UnixMilli())
+	return before, found, err
 }
 
 // LogPosition implements provider.Log.
@@ -220,22 +169,17 @@ func (d *Provider) LogPosition(ctx context.Context, from eventstore.From) (int64
 
 // LogStreams implements provider.Log.
 func (d *Provider) LogStreams(ctx context.Context, versions map[string]int64, after int64) (found []eventstore.Raw, err error) {
-	err = eachRow(ctx, d.reads, func(rows *sql.Rows) error {
-		e, _, err := scanRaw(rows)
-		found = append(found, e)
-		return err
-	}, readLogStreams, jsonOf(versions), after)
+	found, _, err = eventsOf(ctx, d.reads, 0, math.MaxInt, readLogStreams, jsonOf(versions), after)
 	return result(found, "read streams of the log", err)
 }
 
 // LogEvents implements provider.Log.
 func (d *Provider) LogEvents(ctx context.Context, ids []string) (map[string]eventstore.Raw, error) {
-	events := map[string]eventstore.Raw{}
-	err := eachRow(ctx, d.reads, func(rows *sql.Rows) error {
-		e, _, err := scanRaw(rows)
+	all, _, err := eventsOf(ctx, d.reads, 0, math.MaxInt, readLogEvents, jsonOf(provider.EventIDs(ids)))
+	events := make(map[string]eventstore.Raw, len(all))
+	for _, e := range all {
 		events[e.ID] = e
-		return err
-	}, readLogEvents, jsonOf(provider.EventIDs(ids)))
+	}
 	return result(events, "read events by id", err)
 }
 
@@ -253,8 +197,19 @@ func (d *Provider) LogPlaces(ctx context.Context, ids []string) (map[string]prov
 
 // LogID implements provider.Log. A file does not show that it is a copy, so Branch is empty.
 func (d *Provider) LogID(ctx context.Context) (id provider.LogID, err error) {
-	if err = one(ctx, d.reads, []any{&id.Lineage}, readLineage); err != nil {
-		return provider.LogID{}, fmt.Errorf("identify the log: %w", err)
+	err = one(ctx, d.reads, []any{&id.Lineage}, readLineage)
+	return result(id, "identify the log", err)
+}
+
+// logID is LogID, and reads the lineage once.
+func (d *Provider) logID(ctx context.Context, q querier) (provider.LogID, error) {
+	if id := d.id.Load(); id != nil {
+		return *id, nil
 	}
+	var id provider.LogID
+	if err := one(ctx, q, []any{&id.Lineage}, readLineage); err != nil {
+		return id, wrap("read the lineage of the log", err)
+	}
+	d.id.Store(&id)
 	return id, nil
 }

@@ -68,22 +68,16 @@ func (d *Provider) HoldEntries(ctx context.Context, long time.Duration, limit in
 	err = one(ctx, d.reads, []any{&hold, &free}, findToHold, millis(long))
 	hold = hold && limit > 0
 	if err == nil && (hold || free) {
-		err = d.writeTx(ctx, func(u *unit) error {
-			n, err = u.hold(ctx, long, max(limit, 0))
+		err = d.writeTx(ctx, func(u *unit) (err error) {
+			if n, err = u.changed(ctx, holdEntries, millis(long), max(limit, 0)); err != nil {
+				return err
+			}
+			freed, err := u.changed(ctx, releaseOrphans)
+			u.entries = freed > 0
 			return err
 		})
 	}
 	return result(n, "hold entries", err)
-}
-
-func (u *unit) hold(ctx context.Context, long time.Duration, limit int) (int, error) {
-	held, err := u.changed(ctx, holdEntries, millis(long), limit)
-	if err != nil {
-		return 0, err
-	}
-	freed, err := u.changed(ctx, releaseOrphans)
-	u.entries = freed > 0
-	return held, err
 }
 
 // changed runs a statement and returns how many rows it changed.
@@ -121,7 +115,7 @@ func (u *unit) releaseHeld(ctx context.Context, lanes map[lane]bool) error {
 		if err != nil {
 			return err
 		}
-		u.entries = u.entries || n > 0
+		u.add(news{entries: n > 0})
 	}
 	return nil
 }

@@ -42,20 +42,16 @@ func (d *Provider) Report(ctx context.Context, r provider.ServiceReport, lease t
 	return wrap("report a service", err)
 }
 
-func servicesOf(ctx context.Context, q querier, limit int) (all []provider.ServiceReport, err error) {
-	err = eachRow(ctx, q, func(rows *sql.Rows) error {
-		var r provider.ServiceReport
-		var id, kind, holder, data string
-		var skew int64
-		var started, seen, expires time.Time
-		err := rows.Scan(&id, &kind, &holder, &data, &skew, scanTime(&started), scanTime(&seen), scanTime(&expires))
+func servicesOf(ctx context.Context, q querier, limit int) ([]provider.ServiceReport, error) {
+	return collect(ctx, q, func(rows *sql.Rows) (r provider.ServiceReport, err error) {
+		var data string
+		var is provider.ServiceReport
+		err = rows.Scan(&is.ID, &is.Kind, &is.Holder, &data, &is.Skew, scanTime(&is.StartedAt), scanTime(&is.SeenAt), scanTime(&is.ExpiresAt))
 		_ = json.Unmarshal([]byte(data), &r) // a row that another program wrote shows less
-		r.ID, r.Kind, r.Holder, r.Skew = id, kind, holder, time.Duration(skew)*time.Millisecond
-		r.StartedAt, r.SeenAt, r.ExpiresAt = started, seen, expires
-		all = append(all, r)
-		return err
+		r.ID, r.Kind, r.Holder, r.Skew = is.ID, is.Kind, is.Holder, is.Skew*time.Millisecond
+		r.StartedAt, r.SeenAt, r.ExpiresAt = is.StartedAt, is.SeenAt, is.ExpiresAt
+		return r, err
 	}, listServices, limit)
-	return all, err
 }
 
 // Pauses implements provider.Registry.
@@ -65,26 +61,18 @@ func (d *Provider) Pauses(ctx context.Context) ([]provider.Pause, error) {
 }
 
 // SetPause implements provider.Registry.
-func (d *Provider) SetPause(ctx context.Context, p provider.Pause, paused bool) (set bool, err error) {
-	if err := provider.CheckPause(p); err != nil {
-		return false, wrap("pause", err)
-	}
-	err = d.writeTx(ctx, func(u *unit) error {
-		verb, n := "resume", 0
-		var err error
+func (d *Provider) SetPause(ctx context.Context, p provider.Pause, paused bool) (bool, error) {
+	return update(ctx, d, "pause", provider.CheckPause(p), func(u *unit) (bool, error) {
+		verb, query, args := "resume", deletePause, []any{p.Kind, p.Name}
 		if paused {
-			verb = "pause"
-			n, err = u.changed(ctx, insertPause, p.Kind, p.Name, p.By, p.Reason)
-		} else {
-			n, err = u.changed(ctx, deletePause, p.Kind, p.Name)
+			verb, query, args = "pause", insertPause, append(args, p.By, p.Reason)
 		}
-		if set = n == 1; err != nil || !set {
-			return err
+		n, err := u.changed(ctx, query, args...)
+		if err == nil && n == 1 {
+			_, err = u.addAct(ctx, provider.Act{Verb: verb, Kind: p.Kind, Name: p.Name, Decision: p.Decision, State: provider.ActDone})
 		}
-		_, err = u.addAct(ctx, provider.Act{Verb: verb, Kind: p.Kind, Name: p.Name, Decision: p.Decision, State: provider.ActDone})
-		return err
+		return n == 1, err
 	})
-	return result(set, "pause", err)
 }
 
 const (
@@ -135,17 +123,12 @@ func jsonArg(text json.RawMessage) any {
 
 // AddAct implements provider.Acts.
 func (d *Provider) AddAct(ctx context.Context, a provider.Act) (id int64, err error) {
-	if err := provider.CheckAct(a); err != nil {
-		return 0, wrap("record an act", err)
-	}
-	err = d.writeTx(ctx, func(u *unit) error {
+	return update(ctx, d, "record an act", provider.CheckAct(a), func(u *unit) (int64, error) {
 		if _, err := u.exec(ctx, forgetActs, millis(provider.ActsKept)); err != nil {
-			return err
+			return 0, err
 		}
-		id, err = u.addAct(ctx, a)
-		return err
+		return u.addAct(ctx, a)
 	})
-	return result(id, "record an act", err)
 }
 
 // Acts implements provider.Acts.
@@ -181,23 +164,15 @@ func (d *Provider) ChangeAct(ctx context.Context, id int64, holder string, c pro
 }
 
 // CancelAct implements provider.Acts.
-func (d *Provider) CancelAct(ctx context.Context, id int64, by provider.Decision) (canceled bool, err error) {
-	if err := provider.CheckAct(provider.Act{Verb: "cancel", State: provider.ActDone, Decision: by}); err != nil {
-		return false, wrap("cancel an act", err)
-	}
-	err = d.writeTx(ctx, func(u *unit) error {
-		a := provider.Act{Verb: "cancel", Decision: by, State: provider.ActDone, Detail: json.RawMessage(jsonOf(map[string]int64{"act": id}))}
-		err := one(ctx, u, []any{&a.Kind, &a.Name}, cancelAct, id)
-		if errors.Is(err, sql.ErrNoRows) {
-			return nil
-		}
-		if err == nil {
+func (d *Provider) CancelAct(ctx context.Context, id int64, by provider.Decision) (bool, error) {
+	a := provider.Act{Verb: "cancel", Decision: by, State: provider.ActDone, Detail: json.RawMessage(jsonOf(map[string]int64{"act": id}))}
+	return update(ctx, d, "cancel an act", provider.CheckAct(a), func(u *unit) (bool, error) {
+		found, err := find(ctx, u, []any{&a.Kind, &a.Name}, cancelAct, id)
+		if err == nil && found {
 			_, err = u.addAct(ctx, a)
 		}
-		canceled = err == nil
-		return err
+		return found, err
 	})
-	return result(canceled, "cancel an act", err)
 }
 
 // SchemaVersion implements provider.Operations.
@@ -310,42 +285,31 @@ func (d *Provider) survey(ctx context.Context, limit int) (s provider.Survey, er
 	s.Leases, errs[3] = rowsOf(ctx, d.reads, func(l *provider.NamedLease) []any { return []any{&l.Name, &l.Holder, scanTime(&l.ExpiresAt)} }, surveyLeases, limit)
 	s.Services, errs[4] = servicesOf(ctx, d.reads, limit)
 	s.InFlight = map[string]int64{}
-	errs[5] = eachRow(ctx, d.reads, func(rows *sql.Rows) error {
-		var runner string
-		var n int64
-		err := rows.Scan(&runner, &n)
-		s.InFlight[runner] = n
-		return err
-	}, surveyInFlight, limit)
+	errs[5] = count(ctx, d.reads, s.InFlight, surveyInFlight, limit)
 	return s, cmp.Or(errs[:]...)
 }
 
 // heldCounts returns the numbers of rows with a status. The last column is the number of rows that were looked at.
-func heldCounts[Status ~string](ctx context.Context, q querier, query string, limit int) (all []provider.HeldCount[Status], err error) {
-	err = eachRow(ctx, q, func(rows *sql.Rows) error {
-		var c provider.HeldCount[Status]
+func heldCounts[Status ~string](ctx context.Context, q querier, query string, limit int) ([]provider.HeldCount[Status], error) {
+	return collect(ctx, q, func(rows *sql.Rows) (c provider.HeldCount[Status], err error) {
 		var seen int
-		err := rows.Scan(&c.Status, &c.Holder, &c.N, scanTime(&c.Oldest), scanTime(&c.Until), &seen)
+		err = rows.Scan(&c.Status, &c.Holder, &c.N, scanTime(&c.Oldest), scanTime(&c.Until), &seen)
 		c.AtLeast = seen >= limit
-		all = append(all, c)
-		return err
+		return c, err
 	}, query, limit)
-	return all, err
 }
 
 func (d *Provider) surveyBuild(ctx context.Context, s *provider.Survey, b *provider.SurveyedBuild, limit int) (err error) {
 	if b.Checkpoint, err = d.Checkpoint(ctx, b.Build); err != nil {
 		return err
 	}
-	if err = one(ctx, d.reads, []any{&b.Parked.N, &b.Lanes.N, &b.StuckLanes.N, scanTime(&b.Oldest)}, surveyParked, b.Projector, b.Generation, limit); err != nil {
-		return err
-	}
+	err = one(ctx, d.reads, []any{&b.Parked.N, &b.Lanes.N, &b.StuckLanes.N, scanTime(&b.Oldest)}, surveyParked, b.Projector, b.Generation, limit)
 	b.Lanes.N += b.StuckLanes.N
 	for _, n := range []*provider.Count{&b.Parked, &b.Lanes, &b.StuckLanes} {
 		n.AtLeast = n.N >= int64(limit)
 	}
-	if b.StuckLanes.N == 0 {
-		return nil
+	if err != nil || b.StuckLanes.N == 0 {
+		return err
 	}
 	stuck, err := parkedOf(ctx, d.reads, surveyStuck, b.Projector, b.Generation)
 	for _, p := range stuck {

@@ -1,7 +1,6 @@
 package sqlite
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -75,7 +74,7 @@ var inTransactions = []string{
 	findEvents, raiseStream, readVersion, insertEvent, insertEntry, readLineage,
 	candidates, candidatesUnordered, takeEntry, takeUnordered, markEntry, dropEntry, lanesOf, releaseEntries,
 	savepoint, release, readStream,
-	findMarked, insertMarkers, findHeld, findSuspects, findFront, parkMessage, keepReplayed, dropReplayed, dueNow, tryParked, readCheckpoint, moveCheckpoint, readSplits, readSegment, moveSegment,
+	findMarked, insertMarkers, findHeld, findSuspects, findFront, parkMessage, keepReplayed, dropReplayed, dueNow, tryParked, readCheckpoint, readWholeCheckpoint, moveCheckpoint, moveSegment,
 	findTask, saveTask, insertTasks, takeTask, readClock, damageTask, insertTrail, insertGroup, findGroup, countGroup, renewTask, taskCandidates, suspectCandidates,
 	insertInFlight, clearInFlight, extendLease, deleteInFlight, deleteRunner, lastCrash, readLive,
 }
@@ -167,14 +166,22 @@ func (s session) query(ctx context.Context, query string, args ...any) (*sql.Row
 	return rows, explain(err)
 }
 
-// one scans the only row of a query into dest. It returns sql.ErrNoRows if there is none.
-func one(ctx context.Context, q querier, dest []any, query string, args ...any) error {
-	found := sql.ErrNoRows
-	err := eachRow(ctx, q, func(rows *sql.Rows) error {
-		found = nil
+// find scans the only row of a query into dest, if there is one.
+func find(ctx context.Context, q querier, dest []any, query string, args ...any) (found bool, err error) {
+	err = eachRow(ctx, q, func(rows *sql.Rows) error {
+		found = true
 		return rows.Scan(dest...)
 	}, query, args...)
-	return cmp.Or(err, found)
+	return found, err
+}
+
+// one is find for a query that always has a row. It returns sql.ErrNoRows if there is none.
+func one(ctx context.Context, q querier, dest []any, query string, args ...any) error {
+	found, err := find(ctx, q, dest, query, args...)
+	if err == nil && !found {
+		err = sql.ErrNoRows
+	}
+	return err
 }
 
 // column returns the values of a query that selects one column.
@@ -184,13 +191,31 @@ func column[T any](ctx context.Context, q querier, query string, args ...any) (a
 
 // rowsOf returns the rows of a query. columns returns where the columns of a row go.
 func rowsOf[T any](ctx context.Context, q querier, columns func(*T) []any, query string, args ...any) (all []T, err error) {
+	return collect(ctx, q, func(rows *sql.Rows) (v T, err error) {
+		err = rows.Scan(columns(&v)...)
+		return v, err
+	}, query, args...)
+}
+
+// collect returns the rows of a query, each as scan reads it.
+func collect[T any](ctx context.Context, q querier, scan func(*sql.Rows) (T, error), query string, args ...any) (all []T, err error) {
 	err = eachRow(ctx, q, func(rows *sql.Rows) error {
-		var v T
-		err := rows.Scan(columns(&v)...)
+		v, err := scan(rows)
 		all = append(all, v)
 		return err
 	}, query, args...)
 	return all, err
+}
+
+// count sets the numbers of a query that selects keys and their numbers.
+func count[K comparable](ctx context.Context, q querier, to map[K]int64, query string, args ...any) error {
+	return eachRow(ctx, q, func(rows *sql.Rows) error {
+		var key K
+		var n int64
+		err := rows.Scan(&key, &n)
+		to[key] = n
+		return err
+	}, query, args...)
 }
 
 // eachRow calls fn for every row of a query.

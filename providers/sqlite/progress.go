@@ -2,10 +2,8 @@ package sqlite
 
 import (
 	"context"
-	"database/sql"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
@@ -18,8 +16,7 @@ const (
 
 	readCheckpoint = `select position, mode, token from kinora_checkpoints where ` + ofBuild
 
-	readSplits  = `select splits from kinora_checkpoints where ` + ofBuild
-	readSegment = `select position, event_id, recorded_at, token from kinora_segments where ` + ofBuild + ` and segment = ?3`
+
 	moveSegment = `
 update kinora_segments set position = ?3, event_id = ?4, recorded_at = ?5 where ` + ofBuild + ` and segment = ?6`
 	takeSegment = `
@@ -28,8 +25,8 @@ on conflict (projector, generation, segment) do update set token = excluded.toke
 	dropSegments = `delete from kinora_segments where ` + ofBuild + ` and segment < ?3`
 
 	readWholeCheckpoint = `
-select position, mode, token, event_id, recorded_at, lineage, handlers, splits,
-	(select coalesce(json_group_array(json_array(segment, position, event_id, recorded_at, hex(token)) order by segment), '[]')
+select position, mode, token, event_id, recorded_at, lineage, handlers, nullif(splits, '[]'), (
+	select json_group_array(json_object('number', segment, 'position', position, 'id', event_id, 'token', hex(token), 'micros', recorded_at) order by segment)
 	from kinora_segments s where s.projector = ?1 and s.generation = ?2)
 from kinora_checkpoints where ` + ofBuild
 
@@ -45,146 +42,94 @@ on conflict (projector, generation) do update set position = excluded.position, 
 
 // checkpointHead returns the position, the mode and the token of a checkpoint. In a unit they do not
 // change before the commit.
-func checkpointHead(ctx context.Context, q querier, b provider.Build) (provider.Checkpoint, error) {
-	return oneCheckpoint(ctx, q, readCheckpoint, b, nil)
+func checkpointHead(ctx context.Context, q querier, b provider.Build) (c provider.Checkpoint, err error) {
+	err = readInto(ctx, q, &c, readCheckpoint, b)
+	return c, err
 }
 
 // wholeCheckpoint returns a checkpoint.
-func wholeCheckpoint(ctx context.Context, q querier, b provider.Build) (provider.Checkpoint, error) {
-	var id, lineage, handlers, splits, segments string
-	var recorded sql.NullInt64
-	c, err := oneCheckpoint(ctx, q, readWholeCheckpoint, b, []any{&id, &recorded, &lineage, &handlers, &splits, &segments})
-	if err == nil && c.Mode != 0 {
-		c.Place.ID, c.Lineage = id, lineage
-		c.Place.RecordedAt = timeOfMicros(recorded)
-		err = json.Unmarshal([]byte(handlers), &c.Handlers)
-		if err == nil && splits != "[]" {
-			err = json.Unmarshal([]byte(splits), &c.Splits)
+func wholeCheckpoint(ctx context.Context, q querier, b provider.Build) (c provider.Checkpoint, err error) {
+	var segments []struct {
+		Number    int
+		Position  int64
+		ID, Token string
+		Micros    *int64
+	}
+	err = readInto(ctx, q, &c, readWholeCheckpoint, b,
+		&c.Place.ID, scanMicros(&c.Place.RecordedAt), &c.Lineage, scanJSON(&c.Handlers), scanJSON(&c.Splits), scanJSON(&segments))
+	for _, s := range segments {
+		is := provider.Segment{Number: s.Number, Place: provider.LogPlace{Position: s.Position, ID: s.ID}}
+		if s.Micros != nil {
+			is.Place.RecordedAt = time.UnixMicro(*s.Micros).UTC()
 		}
-		if err == nil {
-			c.Segments, err = segmentsOf(segments)
-		}
+		_, _ = hex.Decode(is.Token[:], []byte(s.Token)) // hex() has written it
+		c.Segments = append(c.Segments, is)
 	}
 	return c, err
 }
 
-func timeOfMicros(t sql.NullInt64) time.Time {
-	if !t.Valid {
-		return time.Time{}
-	}
-	return time.UnixMicro(t.Int64).UTC()
-}
-
-// segmentsOf reads the segments of readWholeCheckpoint.
-func segmentsOf(list string) (all []provider.Segment, err error) {
-	var rows [][5]json.RawMessage
-	if err := json.Unmarshal([]byte(list), &rows); err != nil {
-		return nil, err
-	}
-	for _, row := range rows {
-		var is provider.Segment
-		var recorded *int64
-		var token string
-		for i, to := range []any{&is.Number, &is.Place.Position, &is.Place.ID, &recorded, &token} {
-			if err := json.Unmarshal(row[i], to); err != nil {
-				return nil, err
-			}
-		}
-		if recorded != nil {
-			is.Place.RecordedAt = time.UnixMicro(*recorded).UTC()
-		}
-		raw, err := hex.DecodeString(token)
-		if err != nil {
-			return nil, err
-		}
-		copy(is.Token[:], raw)
-		all = append(all, is)
-	}
-	return all, nil
-}
-
-// inSegment returns the checkpoint that a unit is compared with.
-func inSegment(ctx context.Context, q querier, b provider.Build, segment int) (provider.Checkpoint, error) {
-	c, err := checkpointHead(ctx, q, b)
-	if err != nil || segment == 0 || c.Mode == 0 {
-		return c, err
-	}
-	var splits string
-	if err := one(ctx, q, []any{&splits}, readSplits, b.Projector, b.Number()); err != nil {
-		return c, err
-	}
-	if err := json.Unmarshal([]byte(splits), &c.Splits); err != nil {
-		return c, err
-	}
-	is, err := oneSegment(ctx, q, b, segment)
-	if err == nil {
-		c.Segments = []provider.Segment{is}
-	}
-	if errors.Is(err, sql.ErrNoRows) {
-		err = nil
-	}
-	return c.InSegment(segment), err
-}
-
-func oneSegment(ctx context.Context, q querier, b provider.Build, number int) (is provider.Segment, err error) {
-	var recorded sql.NullInt64
+// readInto scans the first columns of a checkpoint, and the others into more.
+func readInto(ctx context.Context, q querier, c *provider.Checkpoint, query string, b provider.Build, more ...any) error {
+	var mode string
 	var token []byte
-	is.Number = number
-	err = one(ctx, q, []any{&is.Place.Position, &is.Place.ID, &recorded, &token}, readSegment, b.Projector, b.Number(), number)
-	is.Place.RecordedAt = timeOfMicros(recorded)
-	copy(is.Token[:], token)
-	return is, err
+	c.Generation = b.Number()
+	found, err := find(ctx, q, append([]any{&c.Place.Position, &mode, &token}, more...), query, b.Projector, c.Generation)
+	if copy(c.Token[:], token); found {
+		c.Mode = provider.ParseMode(mode)
+	}
+	return err
+}
+
+// scan is a function that reads a column.
+type scan func(stored any) error
+
+// Scan implements sql.Scanner.
+func (s scan) Scan(stored any) error { return s(stored) }
+
+// scanMicros returns where a column with a time in microseconds goes. Null is the zero time.
+func scanMicros(to *time.Time) scan {
+	return func(stored any) error {
+		if micros, ok := stored.(int64); ok {
+			*to = time.UnixMicro(micros).UTC()
+		}
+		return nil
+	}
+}
+
+// scanJSON returns where a column with JSON goes. Null changes nothing.
+func scanJSON(to any) scan {
+	return func(stored any) error {
+		if text, ok := stored.(string); ok {
+			return json.Unmarshal([]byte(text), to)
+		}
+		return nil
+	}
 }
 
 // TakeSegment implements provider.Progress.
 func (d *Provider) TakeSegment(ctx context.Context, b provider.Build, number int, token claim.Token) (was provider.Segment, ok bool, err error) {
-	if err := provider.CheckStorable("projector", b.Projector); err != nil {
-		return was, false, wrap("take a segment", err)
-	}
-	err = d.writeTx(ctx, func(u *unit) error {
-		b, err := numbered(ctx, u, b)
-		if err != nil {
-			return err
+	ok, err = update(ctx, d, "take a segment", provider.CheckStorable("projector", b.Projector), func(u *unit) (taken bool, err error) {
+		if b, err = numbered(ctx, u, b); err != nil {
+			return false, err
 		}
 		c, err := wholeCheckpoint(ctx, u, b)
-		if ok = err == nil && c.Mode == provider.ModeCatchUp && c.Split().Has(number); !ok {
-			return err
-		}
-		was, err = oneSegment(ctx, u, b, number)
-		if errors.Is(err, sql.ErrNoRows) {
-			was, err = provider.Segment{Number: number, Place: c.Place}, nil
-		}
-		if err == nil {
+		if was, taken = c.TakeSegment(number, token); err == nil && taken {
 			to := was.Place
 			_, err = u.exec(ctx, takeSegment, b.Projector, b.Generation, number, to.Position, to.ID, microsOf(to.RecordedAt), tokenOf(token))
 		}
-		return err
+		return taken, err
 	})
-	return was, ok && err == nil, wrap("take a segment", err)
-}
-
-// oneCheckpoint scans the first columns of query, and the others into more.
-func oneCheckpoint(ctx context.Context, q querier, query string, b provider.Build, more []any) (c provider.Checkpoint, err error) {
-	var mode string
-	var token []byte
-	c.Generation = b.Number()
-	err = one(ctx, q, append([]any{&c.Place.Position, &mode, &token}, more...), query, b.Projector, c.Generation)
-	if errors.Is(err, sql.ErrNoRows) {
-		return provider.Checkpoint{Generation: b.Number()}, nil
-	}
-	copy(c.Token[:], token)
-	c.Mode = provider.ParseMode(mode)
-	return c, err
+	return was, ok, err
 }
 
 // moveCheckpoint moves the checkpoint as p.Advance says. The opening has compared it.
 func (u *unit) moveCheckpoint(ctx context.Context, p *provider.Unit) error {
 	to := p.Advance.To
+	query, args := moveCheckpoint, []any{p.Projector, p.Build().Generation, to.Position, to.ID, microsOf(to.RecordedAt)}
 	if p.Segment > 0 {
-		_, err := u.exec(ctx, moveSegment, p.Projector, p.Build().Generation, to.Position, to.ID, microsOf(to.RecordedAt), p.Segment)
-		return err
+		query, args = moveSegment, append(args, p.Segment)
 	}
-	_, err := u.exec(ctx, moveCheckpoint, p.Projector, p.Build().Generation, to.Position, to.ID, microsOf(to.RecordedAt))
+	_, err := u.exec(ctx, query, args...)
 	return err
 }
 
@@ -208,14 +153,10 @@ func (d *Provider) Checkpoint(ctx context.Context, b provider.Build) (c provider
 }
 
 // SetCheckpoint implements provider.Progress. No unit is open while it has the write lock.
-func (d *Provider) SetCheckpoint(ctx context.Context, b provider.Build, from, to provider.Checkpoint) (set bool, err error) {
-	if err := provider.CheckSetCheckpoint(b.Projector, to); err != nil {
-		return false, wrap("set the checkpoint", err)
-	}
-	err = d.writeTx(ctx, func(u *unit) error {
-		b, err := numbered(ctx, u, b)
-		if err != nil {
-			return err
+func (d *Provider) SetCheckpoint(ctx context.Context, b provider.Build, from, to provider.Checkpoint) (bool, error) {
+	return update(ctx, d, "set the checkpoint", provider.CheckSetCheckpoint(b.Projector, to), func(u *unit) (set bool, err error) {
+		if b, err = numbered(ctx, u, b); err != nil {
+			return false, err
 		}
 		is, err := wholeCheckpoint(ctx, u, b)
 		set = provider.CanSetCheckpoint(is, from)
@@ -226,9 +167,8 @@ func (d *Provider) SetCheckpoint(ctx context.Context, b provider.Build, from, to
 		if err == nil && set {
 			_, err = u.exec(ctx, dropSegments, b.Projector, b.Generation, to.Oldest())
 		}
-		return err
+		return set, err
 	})
-	return result(set, "set the checkpoint", err)
 }
 
 // Unapplied implements provider.Progress.
@@ -256,10 +196,7 @@ func unapplied(ctx context.Context, q querier, b provider.Build, messages []prov
 		return nil, err
 	}
 	c, err := checkpointHead(ctx, q, b)
-	if err != nil {
-		return nil, err
-	}
-	return c.Unapplied(messages, func(m provider.Marker) bool { return marked[m] }), nil
+	return c.Unapplied(messages, func(m provider.Marker) bool { return marked[m] }), err
 }
 
 const (
@@ -278,14 +215,13 @@ func (d *Provider) PruneApplied(ctx context.Context, b provider.Build, handlers 
 	if err = provider.CheckPrune(b.Projector, handlers); err == nil {
 		b, err = numbered(ctx, d.reads, b)
 	}
-	if err != nil {
-		return 0, wrap("prune applied", err)
+	args, exists := []any{b.Projector, b.Generation, jsonOf(handlers), max(limit, 0)}, false
+	if err == nil {
+		err = one(ctx, d.reads, []any{&exists}, `select exists (`+appliedMarkers+`)`, args...)
 	}
-	args := []any{b.Projector, b.Generation, jsonOf(handlers), max(limit, 0)}
-	if exists, err := column[bool](ctx, d.reads, `select exists (`+appliedMarkers+`)`, args...); err != nil || !exists[0] {
-		return 0, wrap("prune applied", err)
+	if err == nil && exists {
+		n, err = d.changed(ctx, pruneApplied, args...)
 	}
-	n, err = d.changed(ctx, pruneApplied, args...)
 	return result(n, "prune applied", err)
 }
 
@@ -303,18 +239,14 @@ where token = excluded.token or expires_at <= ` + clock
 )
 
 // AcquireLease implements provider.Leases. Its commit is not synced, except on a DB from New.
-func (d *Provider) AcquireLease(ctx context.Context, name string, t claim.Terms) (acquired bool, err error) {
-	if err := provider.CheckStorable("name", name); err != nil {
-		return false, wrap("acquire a lease", err)
-	}
-	err = d.writeTx(unsynced(ctx), func(u *unit) error {
+func (d *Provider) AcquireLease(ctx context.Context, name string, t claim.Terms) (bool, error) {
+	return update(unsynced(ctx), d, "acquire the lease on "+name, provider.CheckStorable("name", name), func(u *unit) (bool, error) {
 		n, err := u.changed(ctx, acquireLease, name, t.Token[:], t.Holder, millis(t.Lease))
-		if acquired = n == 1; err == nil && acquired {
+		if err == nil && n == 1 {
 			_, err = u.exec(ctx, deleteLeases)
 		}
-		return err
+		return n == 1, err
 	})
-	return result(acquired, "acquire the lease on "+name, err)
 }
 
 // LeaseNames implements provider.Leases.
@@ -327,12 +259,9 @@ func (d *Provider) LeaseNames(ctx context.Context, prefix string) (names []strin
 
 // ReleaseLease implements provider.Leases. Its commit is not synced, except on a DB from New.
 func (d *Provider) ReleaseLease(ctx context.Context, name string, token claim.Token) error {
-	if err := provider.CheckStorable("name", name); err != nil {
-		return wrap("release a lease", err)
+	err := provider.CheckStorable("name", name)
+	if err == nil {
+		_, err = d.changed(unsynced(ctx), releaseLease, name, token[:])
 	}
-	err := d.writeTx(unsynced(ctx), func(u *unit) error {
-		_, err := u.exec(ctx, releaseLease, name, token[:])
-		return err
-	})
 	return wrap("release the lease on "+name, err)
 }

@@ -50,9 +50,9 @@ type Provider struct {
 	added   signal               // sent after a commit that added entries
 	appends signal               // sent after a commit that added events
 	due     signal               // sent after a commit that may have made tasks due
-	hinted  hints                // what the caller's open transaction added
+	hinted  hints
 
-	lineage atomic.Pointer[string] // of the log, once it was read
+	id atomic.Pointer[provider.LogID] // once it was read
 }
 
 const (

@@ -20,7 +20,7 @@ const (
 )
 
 const readStream = `
-select position, version, id, type, schema_version, data, metadata, recorded_at
+select position, '', version, id, type, schema_version, data, metadata, recorded_at
 from kinora_events where stream = ?1 and version > ?2 order by version limit ?3`
 
 // ReadStream implements eventstore.Store. Each page shows the commits up to its read. A page has up
@@ -36,8 +36,9 @@ func streamOf(ctx context.Context, q querier, stream string, after int64) iter.S
 			return
 		}
 		for after := after; ; {
-			page, more, err := readPage(ctx, q, stream, after)
+			page, more, err := eventsOf(ctx, q, pageSize, pageBytes, readStream, stream, after, pageSize)
 			for _, e := range page {
+				e.Stream = stream
 				if !yield(e, nil) {
 					return
 				}
@@ -56,28 +57,36 @@ func streamOf(ctx context.Context, q querier, stream string, after int64) iter.S
 
 var errFull = errors.New("the page is full")
 
-// readPage reads a page. more is whether there may be another one.
-func readPage(ctx context.Context, q querier, stream string, after int64) (page []eventstore.Raw, more bool, err error) {
+// eventsOf returns the events of a query that selects the columns of readLog. If they are limit, or reach a number of bytes of
+// data and metadata, the page is full, and there may be more.
+func eventsOf(ctx context.Context, q querier, limit, most int, query string, args ...any) (page []eventstore.Raw, full bool, err error) {
 	bytes := 0
 	err = eachRow(ctx, q, func(rows *sql.Rows) error {
-		e := eventstore.Raw{Stream: stream}
-		var metadata string
-		if err := rows.Scan(&e.Position, &e.Version, &e.ID, &e.Type, &e.Schema, &e.Data, &metadata, scanTime(&e.RecordedAt)); err != nil {
+		e, size, err := scanRaw(rows)
+		if err != nil {
 			return err
 		}
-		page = append(page, e)
-		if metadata != noMetadata {
-			_ = json.Unmarshal([]byte(metadata), &page[len(page)-1].Metadata) // as scanRaw
-		}
-		if bytes += len(e.Data) + len(metadata); bytes >= pageBytes {
+		page, bytes = append(page, e), bytes+size
+		if len(page) == limit || bytes >= most {
 			return errFull
 		}
 		return nil
-	}, readStream, stream, after, pageSize)
+	}, query, args...)
 	if errors.Is(err, errFull) {
 		return page, true, nil
 	}
-	return page, len(page) == pageSize, err
+	return page, false, err
+}
+
+func scanRaw(rows *sql.Rows) (e eventstore.Raw, size int, err error) {
+	var metadata string
+	err = rows.Scan(&e.Position, &e.Stream, &e.Version, &e.ID, &e.Type, &e.Schema, &e.Data, &metadata, scanTime(&e.RecordedAt))
+	if err == nil && metadata != noMetadata {
+		// What other software wrote in another form is left out: an error would make the events behind
+		// it unreadable.
+		_ = json.Unmarshal([]byte(metadata), &e.Metadata)
+	}
+	return e, len(e.Data) + len(metadata), err
 }
 
 const (
@@ -104,11 +113,7 @@ func (d *DB) SaveSnapshot(ctx context.Context, stream string, s eventstore.Snaps
 	if err := provider.CheckSnapshot(stream, s); err != nil {
 		return err
 	}
-	err := d.writeTx(ctx, func(u *unit) error { return u.saveSnapshot(ctx, stream, s) })
-	if err != nil {
-		return fmt.Errorf("save the snapshot of %s: %w", stream, err)
-	}
-	return nil
+	return wrap("save the snapshot of "+stream, d.writeTx(ctx, func(u *unit) error { return u.saveSnapshot(ctx, stream, s) }))
 }
 
 // LoadSnapshot implements eventstore.SnapshotStore.
@@ -122,10 +127,7 @@ func (t *Tx) SaveSnapshot(ctx context.Context, stream string, s eventstore.Snaps
 	if err := provider.CheckSnapshot(stream, s); err != nil {
 		return err
 	}
-	if err := t.atomically(ctx, func() error { return t.saveSnapshot(ctx, stream, s) }); err != nil {
-		return fmt.Errorf("save the snapshot of %s: %w", stream, err)
-	}
-	return nil
+	return wrap("save the snapshot of "+stream, t.atomically(ctx, func() error { return t.saveSnapshot(ctx, stream, s) }))
 }
 
 func snapshotOf(ctx context.Context, q querier, stream, schema string) (eventstore.Snapshot, error) {
@@ -133,11 +135,11 @@ func snapshotOf(ctx context.Context, q querier, stream, schema string) (eventsto
 	if err := provider.CheckSnapshot(stream, s); err != nil {
 		return eventstore.Snapshot{}, err
 	}
-	err := one(ctx, q, []any{&s.Version, &s.EventID, &s.State}, loadSnapshot, stream, schema)
-	if errors.Is(err, sql.ErrNoRows) {
+	found, err := find(ctx, q, []any{&s.Version, &s.EventID, &s.State}, loadSnapshot, stream, schema)
+	if err == nil && !found {
 		return eventstore.Snapshot{}, nil
 	}
-	return result(s, fmt.Sprintf("load the snapshot of %s", stream), err)
+	return result(s, "load the snapshot of "+stream, err)
 }
 
 func (s session) saveSnapshot(ctx context.Context, stream string, n eventstore.Snapshot) error {
@@ -161,14 +163,12 @@ func (t *Tx) FindEvent(ctx context.Context, id string) (eventstore.Appended, err
 }
 
 func (d *Provider) findEvent(ctx context.Context, q querier, id string) (eventstore.Appended, error) {
-	log, err := d.logName(ctx, q)
-	if err != nil {
-		return eventstore.Appended{}, fmt.Errorf("find an event: %w", err)
+	at, found := eventstore.Appended{Count: 1}, false
+	log, err := d.logID(ctx, q)
+	if at.Log = log.Lineage; err == nil {
+		found, err = find(ctx, q, []any{&at.Stream, &at.Version, &at.Position}, findEvent, strings.ToLower(id))
 	}
-	at := eventstore.Appended{Count: 1}
-	at.Log, _, _ = strings.Cut(log, "/")
-	err = one(ctx, q, []any{&at.Stream, &at.Version, &at.Position}, findEvent, strings.ToLower(id))
-	if errors.Is(err, sql.ErrNoRows) {
+	if err == nil && !found {
 		return eventstore.Appended{}, nil
 	}
 	return result(at, "find an event", err)
@@ -198,38 +198,32 @@ func (d *DB) Archive(ctx context.Context, stream string, o eventstore.ArchiveOpt
 	if err := provider.CheckStream(stream); err != nil {
 		return 0, err
 	}
-	err = d.writeTx(ctx, func(u *unit) error {
-		deleted, err = u.archive(ctx, d.Provider, stream, o)
-		return err
-	})
-	return result(deleted, fmt.Sprintf("archive %s", stream), err)
+	return update(ctx, d.Provider, "archive "+stream, nil, func(u *unit) (int64, error) { return u.archive(ctx, stream, o) })
 }
 
-func (s session) archive(ctx context.Context, d *Provider, stream string, o eventstore.ArchiveOptions) (int64, error) {
-	log, err := d.logName(ctx, s)
+func (u *unit) archive(ctx context.Context, stream string, o eventstore.ArchiveOptions) (int64, error) {
+	log, err := u.db.logID(ctx, u)
 	if err != nil {
 		return 0, err
 	}
 	var version int64
 	var ended bool
-	err = one(ctx, s, []any{&version, &ended}, readVersion, stream)
-	if errors.Is(err, sql.ErrNoRows) || err == nil && !ended {
-		return 0, eventstore.ErrNotEnded
+	if _, err = find(ctx, u, []any{&version, &ended}, readVersion, stream); err == nil && !ended {
+		err = eventstore.ErrNotEnded
 	}
 	if err != nil {
 		return 0, err
 	}
-	lineage, _, _ := strings.Cut(log, "/")
-	behind, err := column[string](ctx, s, behindStream, stream, lineage, version)
+	behind, err := column[string](ctx, u, behindStream, stream, log.Lineage, version)
 	if err == nil {
 		err = provider.Passed(behind, o)
 	}
 	if err == nil {
-		_, err = s.exec(ctx, archiveSnapshots, stream)
+		_, err = u.exec(ctx, archiveSnapshots, stream)
 	}
 	if err != nil {
 		return 0, err
 	}
-	n, err := s.changed(ctx, archiveEvents, stream, version)
+	n, err := u.changed(ctx, archiveEvents, stream, version)
 	return int64(n), err
 }

@@ -7,12 +7,13 @@ import (
 	"fmt"
 	"iter"
 	"math/rand/v2"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // Tx is the event store and the outbox inside a transaction of the caller. It claims no entries.
@@ -46,11 +47,10 @@ func (t *Tx) Append(ctx context.Context, stream string, expected eventstore.Expe
 		at, err = a.run(ctx, t.session)
 		return err
 	})
-	if err != nil {
-		return eventstore.Appended{}, a.wrap(err)
+	if err == nil {
+		t.hint(news{entries: a.entries > 0, events: !at.Replayed})
 	}
-	t.hint(news{entries: a.entries > 0, events: !at.Replayed})
-	return at, nil
+	return a.result(at, err)
 }
 
 // ReadStream implements eventstore.Store. It includes the events that the transaction itself
@@ -62,55 +62,41 @@ func (t *Tx) ReadStream(ctx context.Context, stream string, afterVersion int64) 
 // Enqueue implements outbox.Enqueuer. Message.OrderedKey needs no lock here: SQLite has one
 // writer, so every key is in the order of commits.
 func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
-	ready, err := t.db.normalize(ctx, ms)
+	ready, err := provider.NormalizeAll(ctx, ms, t.db.cfg.MaxPayload)
 	if err != nil {
 		return err
 	}
 	err = t.atomically(ctx, func() error { return t.enqueueAll(ctx, ready) })
-	if err != nil {
-		return fmt.Errorf("enqueue: %w", err)
+	if err == nil {
+		t.hint(news{entries: true})
 	}
-	t.hint(news{entries: true})
-	return nil
-}
-
-func (d *Provider) normalize(ctx context.Context, ms []outbox.Message) ([]outbox.Message, error) {
-	ready := make([]outbox.Message, len(ms))
-	for i := range ms {
-		var err error
-		if ready[i], err = ms[i].Normalize(ctx, d.cfg.MaxPayload); err != nil {
-			return nil, fmt.Errorf("message %d: %w", i, err)
-		}
-	}
-	return ready, nil
+	return wrap("enqueue", err)
 }
 
 // hint makes the commit signal n, if the transaction is one of Do or of a pool from Open. Kinora does not see the commits of other pools.
 func (t *Tx) hint(n news) {
 	if u := t.unit; u != nil {
-		u.entries, u.events, u.tasks = u.entries || n.entries, u.events || n.events, u.tasks || n.tasks
-	} else {
-		t.db.hinted.add(n)
+		u.add(n)
+		return
 	}
+	t.db.hinted.Lock()
+	defer t.db.hinted.Unlock()
+	t.db.hinted.add(n)
 }
 
-// hints records what a transaction of the caller added.
-type hints struct{ entries, events, tasks atomic.Bool }
-
-func (h *hints) add(n news) {
-	for _, f := range []struct {
-		added bool
-		to    *atomic.Bool
-	}{{n.entries, &h.entries}, {n.events, &h.events}, {n.tasks, &h.tasks}} {
-		if f.added {
-			f.to.Store(true)
-		}
-	}
+// hints is what the caller's open transaction added.
+type hints struct {
+	sync.Mutex
+	news
 }
 
 // take returns the hints, and forgets them.
 func (h *hints) take() news {
-	return news{entries: h.entries.Swap(false), events: h.events.Swap(false), tasks: h.tasks.Swap(false)}
+	h.Lock()
+	defer h.Unlock()
+	n := h.news
+	h.news = news{}
+	return n
 }
 
 const (

@@ -155,6 +155,10 @@ type news struct {
 	tasks   bool // that may be due
 }
 
+func (n *news) add(o news) {
+	n.entries, n.events, n.tasks = n.entries || o.entries, n.events || o.events, n.tasks || o.tasks
+}
+
 // signal signals a commit to relays, to readers of the log, and to workers of tasks.
 func (d *Provider) signal(n news) {
 	if n.entries {
