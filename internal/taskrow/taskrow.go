@@ -26,7 +26,12 @@ type Row struct {
 }
 
 // Record is a row of a task's trail, without the columns of the task.
-type Record struct{ What, Detail, By string }
+type Record struct {
+	What, Detail string
+	provider.Decision
+}
+
+func recorded(what, detail, by string) Record { return Record{what, detail, provider.Decision{By: by}} }
 
 // Another program may have stored a number that has no next one.
 const (
@@ -53,7 +58,7 @@ func (r Row) Take(attempts int, t claim.Terms, now time.Time) (is Row, records [
 	spent := false
 	if r.Status == provider.TaskClaimed { // its lease has ended
 		is.Vanished, is.Code = min(r.Vanished, maxCount)+1, provider.CodeVanished
-		records = append(records, Record{provider.WhatFailed, provider.CodeVanished, r.ClaimedBy})
+		records = append(records, recorded(provider.WhatFailed, provider.CodeVanished, r.ClaimedBy))
 		spent = attempts > 0 && r.Attempts >= attempts
 		if !spent && !r.Suspect && is.Vanished > 1 {
 			is.Status, is.Suspect, is.Token = provider.TaskFailed, true, claim.Token{}
@@ -93,7 +98,7 @@ func (r Row) Change(c *provider.TaskChange, now time.Time) (is Row, records []Re
 	}
 	if c.GiveUp != "" {
 		is.Undo, is.Why = true, c.GiveUp
-		records = append(records, Record{provider.WhatGaveUp, c.GiveUp, is.ClaimedBy})
+		records = append(records, recorded(provider.WhatGaveUp, c.GiveUp, is.ClaimedBy))
 	}
 	if c.Progress {
 		is.Attempts, is.Suspect, is.Waits, is.WaitEnds = 1, false, "", time.Time{}
@@ -103,7 +108,7 @@ func (r Row) Change(c *provider.TaskChange, now time.Time) (is Row, records []Re
 		is.Attempts, is.Code = max(is.Attempts-1, 0), cmp.Or(c.Code, is.Code)
 	case provider.TaskFailed:
 		is.Code = cmp.Or(c.Code, is.Code)
-		records = append(records, Record{provider.WhatFailed, is.Code, is.ClaimedBy})
+		records = append(records, recorded(provider.WhatFailed, is.Code, is.ClaimedBy))
 	case provider.TaskWaiting:
 		is.wait(c, r.State[c.Open].Until, now)
 	case provider.TaskDone:
@@ -146,7 +151,7 @@ func (r *Row) end(what string, now time.Time) Record {
 	if r.Status.Final() {
 		r.Attempts, detail = 0, ""
 	}
-	return Record{what, detail, r.ClaimedBy}
+	return recorded(what, detail, r.ClaimedBy)
 }
 
 // Answer returns r after a, and the result. Only AnswerTaken changes r.

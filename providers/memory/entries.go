@@ -89,16 +89,14 @@ func (db *Provider) Enqueued() <-chan struct{} { return db.committed.Load().adde
 
 // Entries implements outbox.Inspector.
 func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, error) {
-	if err := provider.CheckFilter(f); err != nil {
-		return nil, fmt.Errorf("list entries: %w", err)
-	}
+	invalid := provider.CheckFilter(f)
 	f.Limit = cmp.Or(f.Limit, 100)
-	return query(ctx, db.Provider, "list entries", func(s *state, now time.Time) []provider.Entry { return s.pick(f, now) })
+	return query(ctx, db.Provider, "list entries", invalid, func(s *state, now time.Time) []provider.Entry { return s.pick(f, now) })
 }
 
 // StatusCounts implements outbox.Inspector.
 func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.Status]int64, error) {
-	return checkedQuery(ctx, db.Provider, "count entries", provider.CheckFilter(provider.EntryFilter{Status: of}), func(s *state, _ time.Time) map[outbox.Status]int64 {
+	return query(ctx, db.Provider, "count entries", provider.CheckFilter(provider.EntryFilter{Status: of}), func(s *state, _ time.Time) map[outbox.Status]int64 {
 		counts := provider.ZeroCounts(of)
 		for _, e := range s.entries.from(0) {
 			if _, asked := counts[e.Status]; asked {
@@ -129,33 +127,26 @@ func (db *DB) Skip(ctx context.Context, f outbox.Filter) (n int, err error) {
 }
 
 // change changes the entries that f selects, if their status is one of in.
-func (db *Provider) change(ctx context.Context, f provider.EntryFilter, in []outbox.Status, to func(*provider.Entry, time.Time) error) (n int, err error) {
-	if err := provider.CheckFilter(f); err != nil {
-		return 0, fmt.Errorf("change entries: %w", err)
-	}
+func (db *Provider) change(ctx context.Context, f provider.EntryFilter, in []outbox.Status, to func(*provider.Entry, time.Time) error) (int, error) {
+	invalid := provider.CheckFilter(f)
 	if len(f.Status) > 0 {
 		in = slices.DeleteFunc(in, func(s outbox.Status) bool { return !slices.Contains(f.Status, s) })
-		if len(in) == 0 {
-			return 0, ctx.Err()
-		}
 	}
 	f.Status = in
-	err = db.tx(ctx, func(tx *Model) error {
-		now := db.now()
-		for _, e := range tx.staged.pick(f, now) {
+	return update(ctx, db, "change entries", invalid, func(s *state, now time.Time) (n int, err error) {
+		if len(in) == 0 { // to Selects, that would be all statuses
+			return 0, nil
+		}
+		for _, e := range s.pick(f, now) {
 			if err := to(&e, now); err != nil {
-				return err
+				return 0, err
 			}
-			tx.staged.put(e)
-			tx.staged.releaseHeld(laneOf(e))
+			s.put(e)
+			s.releaseHeld(laneOf(e))
 			n++
 		}
-		return nil
+		return n, nil
 	})
-	if err != nil {
-		return 0, fmt.Errorf("change entries: %w", err)
-	}
-	return n, nil
 }
 
 // pick returns the entries that f selects, in order of Seq. A Limit of 0 means no limit.
@@ -181,10 +172,7 @@ func ownEntry(e provider.Entry) provider.Entry {
 
 // ClaimEntries implements provider.Outbox.
 func (db *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]provider.Entry, error) {
-	if err := provider.CheckQuery(q); err != nil {
-		return nil, fmt.Errorf("claim entries: %w", err)
-	}
-	return update(ctx, db, "claim entries", func(s *state, now time.Time) []provider.Entry {
+	return update(ctx, db, "claim entries", provider.CheckQuery(q), func(s *state, now time.Time) ([]provider.Entry, error) {
 		taken, abandoned := q.Claim(s.openEntries, t, now)
 		for _, e := range slices.Concat(taken, abandoned) {
 			s.put(e)
@@ -192,7 +180,7 @@ func (db *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t c
 		for i := range taken {
 			taken[i] = ownEntry(taken[i])
 		}
-		return taken
+		return taken, nil
 	})
 }
 
@@ -212,45 +200,37 @@ func (s *state) openEntries(yield func(provider.Entry) bool) {
 }
 
 // MarkEntries implements provider.Outbox.
-func (db *Provider) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int64, err error) {
-	if err := provider.CheckMarks(marks); err != nil {
-		return nil, fmt.Errorf("mark entries: %w", err)
-	}
-	err = db.tx(ctx, func(tx *Model) error {
-		now := db.now()
+func (db *Provider) MarkEntries(ctx context.Context, marks []outbox.Mark) ([]int64, error) {
+	return update(ctx, db, "mark entries", provider.CheckMarks(marks), func(s *state, now time.Time) (late []int64, err error) {
 		for _, m := range marks {
-			e, ok := tx.staged.entries.get(m.Seq)
+			e, ok := s.entries.get(m.Seq)
 			if !ok || e.Status != outbox.Claimed || e.Token != m.Token {
 				late = append(late, m.Seq)
 				continue
 			}
 			if m.Drop {
-				tx.staged.drop(e)
+				s.drop(e)
 			} else {
-				tx.staged.put(m.Apply(e, now))
+				s.put(m.Apply(e, now))
 			}
 			if m.To == outbox.Published {
-				tx.staged.releaseHeld(laneOf(e))
+				s.releaseHeld(laneOf(e))
 			}
 		}
-		return nil
+		return late, nil
 	})
-	if err != nil {
-		return nil, fmt.Errorf("mark entries: %w", err)
-	}
-	return late, nil
 }
 
 var _ provider.EntryMaintainer = (*DB)(nil)
 
 // HoldEntries implements provider.EntryMaintainer.
 func (db *Provider) HoldEntries(ctx context.Context, long time.Duration, limit int) (int, error) {
-	return update(ctx, db, "hold entries", func(s *state, now time.Time) int {
+	return update(ctx, db, "hold entries", nil, func(s *state, now time.Time) (int, error) {
 		changed, n := provider.HoldEntries(s.openEntries, long, limit, now)
 		for _, e := range changed {
 			s.put(e)
 		}
-		return n
+		return n, nil
 	})
 }
 
@@ -268,25 +248,23 @@ const deleteScan = 1000 // entries that one call scans
 
 // DeleteEntries implements provider.EntryMaintainer.
 func (db *Provider) DeleteEntries(ctx context.Context, keep outbox.EntryRetention, after int64) (n int, next int64, err error) {
-	err = db.tx(ctx, func(tx *Model) error {
-		now, scanned := db.now(), 0
-		for _, e := range tx.staged.entries.from(after + 1) {
+	next = after
+	n, err = update(ctx, db, "delete entries", nil, func(s *state, now time.Time) (n int, err error) {
+		scanned := 0
+		for _, e := range s.entries.from(after + 1) {
 			if scanned++; scanned > deleteScan {
-				return nil
+				return n, nil
 			}
 			next = e.Seq
 			if keep.IsOver(&e, now) {
-				tx.staged.drop(e)
+				s.drop(e)
 				n++
 			}
 		}
 		next = 0
-		return nil
+		return n, nil
 	})
-	if err != nil {
-		return 0, after, fmt.Errorf("delete entries: %w", err)
-	}
-	return n, next, nil
+	return n, next, err
 }
 
 func (s *state) drop(e outbox.Entry) {

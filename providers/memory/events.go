@@ -23,13 +23,10 @@ type place struct {
 // Append implements eventstore.Store.
 func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (at eventstore.Appended, err error) {
 	err = db.tx(ctx, func(tx *Model) error {
-		at, err = db.InTx(tx).Append(ctx, stream, expected, events)
+		at, err = db.InTx(tx).append(ctx, stream, expected, events)
 		return err
 	})
-	if err != nil {
-		return eventstore.Appended{}, err
-	}
-	return at, nil
+	return result(at, "append "+stream, err)
 }
 
 // ReadStream implements eventstore.Store. It yields the events committed when the loop began.
@@ -54,10 +51,7 @@ func (*Tx) CallersTx() {}
 // Append implements eventstore.Store, inside the transaction.
 func (t *Tx) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {
 	at, err := t.append(ctx, stream, expected, events)
-	if err != nil {
-		return eventstore.Appended{}, fmt.Errorf("append %s: %w", stream, err)
-	}
-	return at, nil
+	return result(at, "append "+stream, err)
 }
 
 func (t *Tx) append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {
@@ -184,10 +178,7 @@ func (db *DB) FindEvent(ctx context.Context, id string) (eventstore.Appended, er
 
 // FindEvent implements provider.EventFinder. It also finds events that the transaction has appended.
 func (t *Tx) FindEvent(ctx context.Context, id string) (eventstore.Appended, error) {
-	if err := t.usable(ctx); err != nil {
-		return eventstore.Appended{}, fmt.Errorf("find an event: %w", err)
-	}
-	return t.tx.staged.find(id, t.db.lineage), nil
+	return result(t.tx.staged.find(id, t.db.lineage), "find an event", t.usable(ctx))
 }
 
 func (s *state) find(id, log string) eventstore.Appended {
@@ -263,25 +254,16 @@ func (s *state) snapshot(ctx context.Context, stream, schema string) (eventstore
 //   - eventstore.ErrNotPassed: a projector, also one that is being rebuilt, has not passed an event that it
 //     takes. Nothing is deleted.
 func (db *DB) Archive(ctx context.Context, stream string, o eventstore.ArchiveOptions) (deleted int64, err error) {
-	if err := provider.CheckStream(stream); err != nil {
-		return 0, err
-	}
-	err = db.tx(ctx, func(tx *Model) error {
-		s := &tx.staged
+	return update(ctx, db.Provider, "archive "+stream, provider.CheckStream(stream), func(s *state, _ time.Time) (int64, error) {
 		if !s.ended(stream) {
-			return eventstore.ErrNotEnded
+			return 0, eventstore.ErrNotEnded
 		}
 		if err := provider.Passed(s.behind(stream, db.lineage), o); err != nil {
-			return err
+			return 0, err
 		}
 		s.snapshots = s.snapshots.drop(stream)
-		deleted = s.archive(stream)
-		return nil
+		return s.archive(stream), nil
 	})
-	if err != nil {
-		return 0, fmt.Errorf("archive %s: %w", stream, err)
-	}
-	return deleted, nil
 }
 
 // behind returns the projectors that take an event of the stream, except the last one, that is after

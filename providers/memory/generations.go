@@ -32,7 +32,7 @@ func (s *state) generationsOf(projector string) (all []provider.Generation) {
 
 // Generations implements provider.Builds.
 func (db *Provider) Generations(ctx context.Context, projector string) ([]provider.Generation, error) {
-	return checkedQuery(ctx, db, "list generations", provider.CheckStorable("projector", projector), func(s *state, _ time.Time) (all []provider.Generation) {
+	return query(ctx, db, "list generations", provider.CheckStorable("projector", projector), func(s *state, _ time.Time) (all []provider.Generation) {
 		for _, g := range s.generations.from("") {
 			if projector == "" || g.Projector == projector {
 				g.Data = bytes.Clone(g.Data)
@@ -48,12 +48,12 @@ func (db *Provider) Generations(ctx context.Context, projector string) ([]provid
 
 // SetGeneration implements provider.Builds.
 func (db *Provider) SetGeneration(ctx context.Context, g provider.Generation) (bool, error) {
-	return checkedUpdate(ctx, db, "set a generation", provider.CheckGeneration(g), func(s *state, now time.Time) bool {
+	return update(ctx, db, "set a generation", provider.CheckGeneration(g), func(s *state, now time.Time) (bool, error) {
 		can := provider.CanSet(s.generationsOf(g.Projector), g)
 		if can {
 			s.setGeneration(g, now)
 		}
-		return can
+		return can, nil
 	})
 }
 
@@ -72,7 +72,7 @@ func (s *state) setGeneration(g provider.Generation, now time.Time) {
 
 // Unlogged implements provider.Builds.
 func (db *Provider) Unlogged(ctx context.Context, b provider.Build, handlers []string) (bool, error) {
-	return checkedQuery(ctx, db, "look up markers", provider.CheckPrune(b.Projector, handlers), func(s *state, _ time.Time) bool {
+	return query(ctx, db, "look up markers", provider.CheckPrune(b.Projector, handlers), func(s *state, _ time.Time) bool {
 		for _, handler := range handlers {
 			for key, m := range under(s.markers, handler) {
 				if m.position == 0 && isOfGeneration(key, handler, b) {
@@ -85,26 +85,19 @@ func (db *Provider) Unlogged(ctx context.Context, b provider.Build, handlers []s
 }
 
 // ClearGeneration implements provider.Builds.
-func (db *Provider) ClearGeneration(ctx context.Context, b provider.Build, handlers, tables []string, limit int) (n int, err error) {
-	err = cmp.Or(provider.CheckPrune(b.Projector, handlers), provider.CheckTables(tables...))
-	if err == nil {
-		err = db.tx(ctx, func(tx *Model) error {
-			s := &tx.staged
-			if g, _ := s.generations.get(buildKey(b)); g.State != provider.GenerationRetired {
-				return fmt.Errorf("%w: generation %s is not retired: retire it first", provider.ErrInput, b)
+func (db *Provider) ClearGeneration(ctx context.Context, b provider.Build, handlers, tables []string, limit int) (int, error) {
+	invalid := cmp.Or(provider.CheckPrune(b.Projector, handlers), provider.CheckTables(tables...))
+	return update(ctx, db, "clear a generation", invalid, func(s *state, _ time.Time) (n int, err error) {
+		if g, _ := s.generations.get(buildKey(b)); g.State != provider.GenerationRetired {
+			return 0, fmt.Errorf("%w: generation %s is not retired: retire it first", provider.ErrInput, b)
+		}
+		if n = s.clear(b, handlers, max(limit, 1)); n == 0 {
+			for _, table := range tables {
+				s.tables = s.tables.drop(table)
 			}
-			if n = s.clear(b, handlers, max(limit, 1)); n == 0 {
-				for _, table := range tables {
-					s.tables = s.tables.drop(table)
-				}
-			}
-			return nil
-		})
-	}
-	if err != nil {
-		return 0, fmt.Errorf("clear a generation: %w", err)
-	}
-	return n, nil
+		}
+		return n, nil
+	})
 }
 
 // clear deletes at most limit markers and parked messages of a generation.

@@ -28,10 +28,7 @@ func (db *Provider) LogID(ctx context.Context) (provider.LogID, error) {
 // LogPage implements provider.Log. Transactions run one after another, so every committed event is
 // settled.
 func (db *Provider) LogPage(ctx context.Context, q provider.LogQuery) (provider.LogPage, error) {
-	if err := provider.CheckLogQuery(q); err != nil {
-		return provider.LogPage{}, err
-	}
-	return query(ctx, db, "read the log", func(s *state, now time.Time) provider.LogPage {
+	return query(ctx, db, "read the log", provider.CheckLogQuery(q), func(s *state, now time.Time) provider.LogPage {
 		return q.Page(s.after(q.After), s.position, now)
 	})
 }
@@ -56,16 +53,14 @@ func logPlace(e eventstore.Raw) provider.LogPlace {
 
 // LogPosition implements provider.Log.
 func (db *Provider) LogPosition(ctx context.Context, from eventstore.From) (int64, error) {
-	if err := ctx.Err(); err != nil {
-		return 0, err
-	}
 	s := db.committed.Load()
-	return provider.PositionIn(from, s.position, s.after(0))
+	position, err := provider.PositionIn(from, s.position, s.after(0))
+	return position, cmp.Or(err, ctx.Err())
 }
 
 // LogStreams implements provider.Log.
 func (db *Provider) LogStreams(ctx context.Context, versions map[string]int64, after int64) ([]eventstore.Raw, error) {
-	return query(ctx, db, "read streams of the log", func(s *state, _ time.Time) (found []eventstore.Raw) {
+	return query(ctx, db, "read streams of the log", nil, func(s *state, _ time.Time) (found []eventstore.Raw) {
 		for stream, last := range versions {
 			events, _ := s.streams.get(stream)
 			for version := last; version > 0; version-- {
@@ -83,28 +78,22 @@ func (db *Provider) LogStreams(ctx context.Context, versions map[string]int64, a
 
 // LogEvents implements provider.Log.
 func (db *Provider) LogEvents(ctx context.Context, ids []string) (map[string]eventstore.Raw, error) {
-	return query(ctx, db, "read events by id", func(s *state, _ time.Time) map[string]eventstore.Raw {
-		events := map[string]eventstore.Raw{}
-		for _, id := range ids {
-			if at, ok := s.places.get(id); ok {
-				e, _ := s.log.get(at.position)
-				events[id] = own(e)
-			}
+	return query(ctx, db, "read events by id", nil, func(s *state, _ time.Time) map[string]eventstore.Raw { return byID(s, ids, own) })
+}
+
+// byID returns what is asked about the events with these ids.
+func byID[V any](s *state, ids []string, ask func(eventstore.Raw) V) map[string]V {
+	found := map[string]V{}
+	for _, id := range ids {
+		if at, ok := s.places.get(id); ok {
+			e, _ := s.log.get(at.position)
+			found[id] = ask(e)
 		}
-		return events
-	})
+	}
+	return found
 }
 
 // LogPlaces implements provider.Log.
 func (db *Provider) LogPlaces(ctx context.Context, ids []string) (map[string]provider.LogPlace, error) {
-	return query(ctx, db, "find events by id", func(s *state, _ time.Time) map[string]provider.LogPlace {
-		places := map[string]provider.LogPlace{}
-		for _, id := range ids {
-			if at, ok := s.places.get(id); ok {
-				e, _ := s.log.get(at.position)
-				places[id] = logPlace(e)
-			}
-		}
-		return places
-	})
+	return query(ctx, db, "find events by id", nil, func(s *state, _ time.Time) map[string]provider.LogPlace { return byID(s, ids, logPlace) })
 }

@@ -151,38 +151,32 @@ func (tx *Model) run(ctx context.Context, fn func(tx *Model) error) error {
 	return tx.commit(ctx)
 }
 
-// update runs change in a transaction and returns its result. doing is the prefix of an error.
-func update[R any](ctx context.Context, db *Provider, doing string, change func(s *state, now time.Time) R) (R, error) {
-	return checkedUpdate(ctx, db, doing, nil, change)
-}
-
-// checkedUpdate is update of input that was checked. If it is invalid, nothing runs.
-func checkedUpdate[R any](ctx context.Context, db *Provider, doing string, invalid error, change func(s *state, now time.Time) R) (result R, err error) {
+// update runs change in a transaction and returns its result, unless the input is invalid. doing is the prefix of an error.
+func update[R any](ctx context.Context, db *Provider, doing string, invalid error, change func(s *state, now time.Time) (R, error)) (r R, err error) {
 	if err = invalid; err == nil {
 		err = db.tx(ctx, func(tx *Model) error {
-			result = change(&tx.staged, db.now())
-			return nil
+			r, err = change(&tx.staged, db.now())
+			return err
 		})
 	}
+	return result(r, doing, err)
+}
+
+// query returns the result of ask on the committed state, unless the input is invalid. doing is the prefix of an error.
+func query[R any](ctx context.Context, db *Provider, doing string, invalid error, ask func(s *state, now time.Time) R) (r R, err error) {
+	if err = cmp.Or(invalid, ctx.Err()); err == nil {
+		r = ask(db.committed.Load(), db.now())
+	}
+	return result(r, doing, err)
+}
+
+// result returns r, or an error with its prefix.
+func result[R any](r R, doing string, err error) (R, error) {
 	if err != nil {
 		var none R
 		return none, fmt.Errorf("%s: %w", doing, err)
 	}
-	return result, nil
-}
-
-// query runs ask on the committed state. doing is the prefix of an error.
-func query[R any](ctx context.Context, db *Provider, doing string, ask func(s *state, now time.Time) R) (R, error) {
-	return checkedQuery(ctx, db, doing, nil, ask)
-}
-
-// checkedQuery is query of input that was checked. If it is invalid, nothing runs.
-func checkedQuery[R any](ctx context.Context, db *Provider, doing string, invalid error, ask func(s *state, now time.Time) R) (R, error) {
-	if err := cmp.Or(invalid, ctx.Err()); err != nil {
-		var none R
-		return none, fmt.Errorf("%s: %w", doing, err)
-	}
-	return ask(db.committed.Load(), db.now()), nil
+	return r, nil
 }
 
 // View calls fn with the read models of one commit. Writing to m panics.

@@ -16,7 +16,7 @@ import (
 
 // Report implements provider.Registry.
 func (db *Provider) Report(ctx context.Context, r provider.ServiceReport, lease time.Duration) error {
-	_, err := update(ctx, db, "report a service", func(s *state, now time.Time) struct{} {
+	_, err := update(ctx, db, "report a service", nil, func(s *state, now time.Time) (struct{}, error) {
 		for id, other := range s.services.from("") {
 			if id != r.ID && other.ExpiresAt.Before(now.Add(-provider.ReportKept)) {
 				s.services = s.services.drop(id)
@@ -24,7 +24,7 @@ func (db *Provider) Report(ctx context.Context, r provider.ServiceReport, lease 
 		}
 		if lease <= 0 {
 			s.services = s.services.drop(r.ID)
-			return struct{}{}
+			return struct{}{}, nil
 		}
 		r.Skew, r.StartedAt, r.SeenAt, r.ExpiresAt = r.Clock.Sub(now), now, now, now.Add(lease)
 		if before, ok := s.services.get(r.ID); ok {
@@ -32,14 +32,14 @@ func (db *Provider) Report(ctx context.Context, r provider.ServiceReport, lease 
 		}
 		r.Projectors, r.Outages = slices.Clone(r.Projectors), slices.Clone(r.Outages)
 		s.services = s.services.put(r.ID, r)
-		return struct{}{}
+		return struct{}{}, nil
 	})
 	return err
 }
 
 // Pauses implements provider.Registry.
 func (db *Provider) Pauses(ctx context.Context) ([]provider.Pause, error) {
-	return query(ctx, db, "list pauses", func(s *state, _ time.Time) (all []provider.Pause) {
+	return query(ctx, db, "list pauses", nil, func(s *state, _ time.Time) (all []provider.Pause) {
 		for _, p := range s.pauses.from("") {
 			all = append(all, p)
 		}
@@ -49,10 +49,10 @@ func (db *Provider) Pauses(ctx context.Context) ([]provider.Pause, error) {
 
 // SetPause implements provider.Registry.
 func (db *Provider) SetPause(ctx context.Context, p provider.Pause, paused bool) (bool, error) {
-	return checkedUpdate(ctx, db, "pause", provider.CheckPause(p), func(s *state, now time.Time) bool {
+	return update(ctx, db, "pause", provider.CheckPause(p), func(s *state, now time.Time) (bool, error) {
 		key := p.Kind + "\x00" + p.Name
 		if s.pauses.has(key) == paused {
-			return false
+			return false, nil
 		}
 		verb := "resume"
 		if p.At = now; paused {
@@ -61,7 +61,7 @@ func (db *Provider) SetPause(ctx context.Context, p provider.Pause, paused bool)
 			s.pauses = s.pauses.drop(key)
 		}
 		s.addAct(provider.Act{Verb: verb, Kind: p.Kind, Name: p.Name, Decision: p.Decision, State: provider.ActDone}, now)
-		return true
+		return true, nil
 	})
 }
 
@@ -78,19 +78,19 @@ func (s *state) addAct(a provider.Act, now time.Time) int64 {
 
 // AddAct implements provider.Acts.
 func (db *Provider) AddAct(ctx context.Context, a provider.Act) (int64, error) {
-	return checkedUpdate(ctx, db, "record an act", provider.CheckAct(a), func(s *state, now time.Time) int64 {
+	return update(ctx, db, "record an act", provider.CheckAct(a), func(s *state, now time.Time) (int64, error) {
 		for id, old := range s.acts.from(0) {
 			if !old.EndedAt.IsZero() && old.EndedAt.Before(now.Add(-provider.ActsKept)) {
 				s.acts = s.acts.drop(id)
 			}
 		}
-		return s.addAct(a, now)
+		return s.addAct(a, now), nil
 	})
 }
 
 // Acts implements provider.Acts.
 func (db *Provider) Acts(ctx context.Context, f provider.ActFilter) ([]provider.Act, error) {
-	return query(ctx, db, "list acts", func(s *state, _ time.Time) (all []provider.Act) {
+	return query(ctx, db, "list acts", nil, func(s *state, _ time.Time) (all []provider.Act) {
 		f := f.WithDefaults()
 		for _, a := range s.acts.from(0) {
 			if a.ID < f.Before && (f.IDs == nil || slices.Contains(f.IDs, a.ID)) && (f.Verbs == nil || slices.Contains(f.Verbs, a.Verb)) &&
@@ -105,46 +105,46 @@ func (db *Provider) Acts(ctx context.Context, f provider.ActFilter) ([]provider.
 
 // TakeAct implements provider.Acts.
 func (db *Provider) TakeAct(ctx context.Context, id int64, holder string, lease time.Duration) (bool, error) {
-	return update(ctx, db, "take an act", func(s *state, now time.Time) bool {
+	return update(ctx, db, "take an act", nil, func(s *state, now time.Time) (bool, error) {
 		a, ok := s.acts.get(id)
 		if !ok || a.State != provider.ActRequested && (a.State != provider.ActRunning || !a.ExpiresAt.Before(now)) {
-			return false
+			return false, nil
 		}
 		a.State, a.Holder, a.ExpiresAt = provider.ActRunning, holder, now.Add(lease)
 		s.acts = s.acts.put(id, a)
-		return true
+		return true, nil
 	})
 }
 
 // ChangeAct implements provider.Acts.
 func (db *Provider) ChangeAct(ctx context.Context, id int64, holder string, c provider.ActChange, lease time.Duration) (bool, error) {
-	return checkedUpdate(ctx, db, "change an act", provider.CheckActChange(c), func(s *state, now time.Time) bool {
+	return update(ctx, db, "change an act", provider.CheckActChange(c), func(s *state, now time.Time) (bool, error) {
 		a, ok := s.acts.get(id)
 		if !ok || a.State != provider.ActRunning || a.Holder != holder {
-			return false
+			return false, nil
 		}
 		a.State, a.Applied, a.Total, a.ExpiresAt = c.State, c.Applied, c.Total, now.Add(lease)
 		if c.State.IsOver() {
 			a.Outcome, a.ExpiresAt, a.EndedAt = slices.Clone(c.Outcome), time.Time{}, now
 		}
 		s.acts = s.acts.put(id, a)
-		return true
+		return true, nil
 	})
 }
 
 // CancelAct implements provider.Acts.
 func (db *Provider) CancelAct(ctx context.Context, id int64, d provider.Decision) (bool, error) {
 	by := provider.Act{Verb: "cancel", Decision: d, State: provider.ActDone, Detail: json.RawMessage(fmt.Sprintf(`{"act":%d}`, id))}
-	return checkedUpdate(ctx, db, "cancel an act", provider.CheckAct(by), func(s *state, now time.Time) bool {
+	return update(ctx, db, "cancel an act", provider.CheckAct(by), func(s *state, now time.Time) (bool, error) {
 		a, ok := s.acts.get(id)
 		if !ok || a.State.IsOver() {
-			return false
+			return false, nil
 		}
 		a.State, a.ExpiresAt, a.EndedAt = provider.ActCanceled, time.Time{}, now
 		s.acts = s.acts.put(id, a)
 		by.Kind, by.Name = a.Kind, a.Name
 		s.addAct(by, now)
-		return true
+		return true, nil
 	})
 }
 
@@ -162,11 +162,8 @@ func buildOfKey(key string) provider.Build {
 
 // Streams implements provider.Operations.
 func (db *Provider) Streams(ctx context.Context, f provider.StreamFilter) ([]provider.Stream, error) {
-	if err := provider.CheckStreamFilter(f); err != nil {
-		return nil, fmt.Errorf("list streams: %w", err)
-	}
 	f.Limit = cmp.Or(max(f.Limit, 0), 100)
-	return query(ctx, db, "list streams", func(s *state, _ time.Time) (all []provider.Stream) {
+	return query(ctx, db, "list streams", provider.CheckStreamFilter(f), func(s *state, _ time.Time) (all []provider.Stream) {
 		for id, events := range s.streams.from(f.After) {
 			if len(all) == f.Limit {
 				break
@@ -182,11 +179,10 @@ func (db *Provider) Streams(ctx context.Context, f provider.StreamFilter) ([]pro
 // Survey implements provider.Operations. It reads everything, as the other lists of this package do.
 func (db *Provider) Survey(ctx context.Context, limit int) (provider.Survey, error) {
 	limit = max(limit, 1)
-	return query(ctx, db, "survey", func(s *state, now time.Time) provider.Survey {
+	return query(ctx, db, "survey", nil, func(s *state, now time.Time) provider.Survey {
 		all := provider.Survey{Now: now, Settled: s.position, InFlight: map[string]int64{}}
 		if e, ok := s.log.get(s.log.last()); ok {
-			all.Head = provider.LogPlace{Position: e.Position, ID: e.ID, RecordedAt: e.RecordedAt}
-			all.Settled = e.Position
+			all.Head, all.Settled = logPlace(e), e.Position
 		}
 		s.surveyParked(&all, limit)
 		all.Entries = entryCounts(s, limit)

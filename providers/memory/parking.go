@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -102,7 +101,7 @@ func (s *state) leaveLane(p *provider.Parked) {
 
 // Due implements provider.Parking.
 func (db *Provider) Due(ctx context.Context, f provider.DueFilter) ([]provider.Parked, error) {
-	return checkedQuery(ctx, db, "list due messages", provider.CheckDueFilter(f), func(s *state, now time.Time) (due []provider.Parked) {
+	return query(ctx, db, "list due messages", provider.CheckDueFilter(f), func(s *state, now time.Time) (due []provider.Parked) {
 		for _, b := range f.Builds {
 			due = append(due, s.due(b, f, now)...)
 		}
@@ -124,29 +123,29 @@ func (s *state) due(b provider.Build, f provider.DueFilter, now time.Time) []pro
 
 // Try implements provider.Parking.
 func (db *Provider) Try(ctx context.Context, p provider.Parked, limit int, again time.Duration) (bool, error) {
-	return update(ctx, db, "try a parked message", func(s *state, now time.Time) bool {
+	return update(ctx, db, "try a parked message", nil, func(s *state, now time.Time) (bool, error) {
 		front := s.front(laneOfParked(&p), 1)
 		if len(front) == 0 {
-			return false
+			return false, nil
 		}
 		ok, changed := front[0].Try(&p, limit, again, now)
 		if changed {
 			s.parked = s.parked.put(front[0].Seq, front[0])
 		}
-		return ok
+		return ok, nil
 	})
 }
 
 // Parked implements provider.Parking.
 func (db *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.Parked, error) {
 	f.Limit = cmp.Or(f.Limit, 100)
-	return checkedQuery(ctx, db.Provider, "list parked messages", provider.CheckParkedFilter(f), func(s *state, _ time.Time) []provider.Parked { return s.pickParked(f) })
+	return query(ctx, db.Provider, "list parked messages", provider.CheckParkedFilter(f), func(s *state, _ time.Time) []provider.Parked { return s.pickParked(f) })
 }
 
 // ParkedCount returns how many messages of a projector's live generation wait or are stuck. If the
 // name is empty, it counts those of all projectors.
 func (db *DB) ParkedCount(ctx context.Context, projector string) (int64, error) {
-	return checkedQuery(ctx, db.Provider, "count parked messages", provider.CheckStorable("projector", projector), func(s *state, _ time.Time) int64 {
+	return query(ctx, db.Provider, "count parked messages", provider.CheckStorable("projector", projector), func(s *state, _ time.Time) int64 {
 		rows := s.pickParked(provider.ParkedFilter{Projector: projector})
 		return int64(len(slices.DeleteFunc(rows, func(p provider.Parked) bool {
 			g, known := s.generations.get(buildKey(provider.Build{Projector: p.Projector, Generation: p.Generation}))
@@ -157,15 +156,9 @@ func (db *DB) ParkedCount(ctx context.Context, projector string) (int64, error) 
 
 // Decide implements provider.Parking.
 func (db *Provider) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, d provider.Decision) (int, error) {
-	err := provider.CheckDecision(to, d)
-	if err == nil {
-		err = provider.CheckParkedFilter(f)
-	}
-	if err != nil {
-		return 0, fmt.Errorf("decide about parked messages: %w", err)
-	}
+	invalid := cmp.Or(provider.CheckDecision(to, d), provider.CheckParkedFilter(f))
 	f.States = slices.DeleteFunc(slices.Clone(f.InStates()), func(in provider.ParkedState) bool { return !in.IsOpen() })
-	return update(ctx, db, "decide about parked messages", func(s *state, now time.Time) int {
+	return update(ctx, db, "decide about parked messages", invalid, func(s *state, now time.Time) (int, error) {
 		picked := s.pickParked(f)
 		for _, p := range picked {
 			if d != (provider.Decision{}) {
@@ -178,7 +171,7 @@ func (db *Provider) Decide(ctx context.Context, f provider.ParkedFilter, to prov
 				s.keep(p, 0, now)
 			}
 		}
-		return len(picked)
+		return len(picked), nil
 	})
 }
 

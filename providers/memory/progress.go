@@ -25,43 +25,43 @@ func (s *state) setCheckpoint(b provider.Build, c provider.Checkpoint) {
 
 // TakeSegment implements provider.Progress.
 func (db *Provider) TakeSegment(ctx context.Context, b provider.Build, number int, token claim.Token) (was provider.Segment, ok bool, err error) {
-	ok, err = checkedUpdate(ctx, db, "take a segment", provider.CheckStorable("projector", b.Projector), func(s *state, _ time.Time) bool {
+	ok, err = update(ctx, db, "take a segment", provider.CheckStorable("projector", b.Projector), func(s *state, _ time.Time) (bool, error) {
 		b := s.build(b)
 		c := s.checkpoint(b)
 		if was, ok = c.TakeSegment(number, token); !ok {
-			return false
+			return false, nil
 		}
 		s.setCheckpoint(b, c)
-		return true
+		return true, nil
 	})
 	return was, ok, err
 }
 
 // Checkpoint implements provider.Progress.
 func (db *Provider) Checkpoint(ctx context.Context, b provider.Build) (provider.Checkpoint, error) {
-	return checkedQuery(ctx, db, "read the checkpoint", provider.CheckStorable("projector", b.Projector), func(s *state, _ time.Time) provider.Checkpoint {
+	return query(ctx, db, "read the checkpoint", provider.CheckStorable("projector", b.Projector), func(s *state, _ time.Time) provider.Checkpoint {
 		return s.checkpoint(s.build(b))
 	})
 }
 
 // SetCheckpoint implements provider.Progress. No unit is open while it has the write lock.
 func (db *Provider) SetCheckpoint(ctx context.Context, b provider.Build, from, to provider.Checkpoint) (bool, error) {
-	return checkedUpdate(ctx, db, "set the checkpoint", provider.CheckSetCheckpoint(b.Projector, to), func(s *state, _ time.Time) bool {
+	return update(ctx, db, "set the checkpoint", provider.CheckSetCheckpoint(b.Projector, to), func(s *state, _ time.Time) (bool, error) {
 		b := s.build(b)
 		is := s.checkpoint(b)
 		if !provider.CanSetCheckpoint(is, from) {
-			return false
+			return false, nil
 		}
 		oldest := to.Oldest()
 		to.Segments = slices.DeleteFunc(is.Segments, func(of provider.Segment) bool { return of.Number < oldest })
 		s.setCheckpoint(b, to)
-		return true
+		return true, nil
 	})
 }
 
 // Unapplied implements provider.Progress.
 func (db *Provider) Unapplied(ctx context.Context, b provider.Build, messages []provider.Message) ([]bool, error) {
-	return checkedQuery(ctx, db, "look up markers", provider.CheckUnapplied(b.Projector, messages), func(s *state, _ time.Time) []bool {
+	return query(ctx, db, "look up markers", provider.CheckUnapplied(b.Projector, messages), func(s *state, _ time.Time) []bool {
 		return s.unapplied(s.build(b), messages)
 	})
 }
@@ -73,7 +73,7 @@ func (s *state) unapplied(b provider.Build, messages []provider.Message) []bool 
 
 // PruneApplied implements provider.Progress.
 func (db *Provider) PruneApplied(ctx context.Context, b provider.Build, handlers []string, limit int) (int, error) {
-	return checkedUpdate(ctx, db, "prune applied", provider.CheckPrune(b.Projector, handlers), func(s *state, _ time.Time) (n int) {
+	return update(ctx, db, "prune applied", provider.CheckPrune(b.Projector, handlers), func(s *state, _ time.Time) (n int, err error) {
 		b := s.build(b)
 		c := s.checkpoint(b)
 		for _, handler := range handlers {
@@ -84,7 +84,7 @@ func (db *Provider) PruneApplied(ctx context.Context, b provider.Build, handlers
 				}
 			}
 		}
-		return n
+		return n, nil
 	})
 }
 
@@ -97,9 +97,9 @@ type lease struct {
 
 // AcquireLease implements provider.Leases.
 func (db *Provider) AcquireLease(ctx context.Context, name string, t claim.Terms) (bool, error) {
-	return checkedUpdate(ctx, db, "acquire a lease", provider.CheckStorable("name", name), func(s *state, now time.Time) bool {
+	return update(ctx, db, "acquire a lease", provider.CheckStorable("name", name), func(s *state, now time.Time) (bool, error) {
 		if l, ok := s.leases.get(name); ok && l.token != t.Token && l.until.After(now) {
-			return false
+			return false, nil
 		}
 		for other, l := range s.leases.from("") {
 			if l.until.Before(now.Add(-time.Hour)) {
@@ -107,13 +107,13 @@ func (db *Provider) AcquireLease(ctx context.Context, name string, t claim.Terms
 			}
 		}
 		s.leases = s.leases.put(name, lease{t.Token, t.Holder, now.Add(t.Lease)})
-		return true
+		return true, nil
 	})
 }
 
 // LeaseNames implements provider.Leases.
 func (db *Provider) LeaseNames(ctx context.Context, prefix string) ([]string, error) {
-	return checkedQuery(ctx, db, "list leases", provider.CheckStorable("prefix", prefix), func(s *state, now time.Time) (names []string) {
+	return query(ctx, db, "list leases", provider.CheckStorable("prefix", prefix), func(s *state, now time.Time) (names []string) {
 		for name, l := range s.leases.from(prefix) {
 			if !strings.HasPrefix(name, prefix) {
 				break
@@ -128,11 +128,11 @@ func (db *Provider) LeaseNames(ctx context.Context, prefix string) ([]string, er
 
 // ReleaseLease implements provider.Leases.
 func (db *Provider) ReleaseLease(ctx context.Context, name string, token claim.Token) error {
-	_, err := checkedUpdate(ctx, db, "release a lease", provider.CheckStorable("name", name), func(s *state, _ time.Time) bool {
+	_, err := update(ctx, db, "release a lease", provider.CheckStorable("name", name), func(s *state, _ time.Time) (bool, error) {
 		if l, _ := s.leases.get(name); l.token == token {
 			s.leases = s.leases.drop(name)
 		}
-		return true
+		return true, nil
 	})
 	return err
 }

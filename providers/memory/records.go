@@ -40,7 +40,7 @@ func (s *state) mark(m provider.Marker, b provider.Build, as marker) (inserted b
 
 // Outcomes implements provider.Records.
 func (db *Provider) Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error) {
-	return checkedQuery(ctx, db, "look up outcomes", provider.CheckQuestions(questions), func(s *state, _ time.Time) []provider.Outcome {
+	return query(ctx, db, "look up outcomes", provider.CheckQuestions(questions), func(s *state, _ time.Time) []provider.Outcome {
 		outcomes := make([]provider.Outcome, len(questions))
 		for i := range questions {
 			outcomes[i] = s.outcome(&questions[i])
@@ -73,7 +73,7 @@ func (s *state) outcome(q *provider.Question) provider.Outcome {
 // Prune implements provider.Records. It raises the low-water mark of a handler to the time of the
 // youngest marker that it deletes.
 func (db *Provider) Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (int, error) {
-	return checkedUpdate(ctx, db, "prune", provider.CheckPrune(projector, handlers), func(s *state, now time.Time) (n int) {
+	return update(ctx, db, "prune", provider.CheckPrune(projector, handlers), func(s *state, now time.Time) (n int, err error) {
 		before, resolved := now.Add(-window), map[int64]time.Time{}
 		for seq, p := range s.parked.from(0) {
 			if p.Projector == projector && !p.State.IsOpen() && p.ResolvedAt.Before(before) {
@@ -103,7 +103,7 @@ func (db *Provider) Prune(ctx context.Context, projector string, handlers []stri
 				n++
 			}
 		}
-		return n
+		return n, nil
 	})
 }
 
@@ -115,7 +115,7 @@ func oldest[K cmp.Ordered](times map[K]time.Time, limit int) []K {
 
 // MarkedHandlers implements provider.MarkerMaintainer.
 func (db *Provider) MarkedHandlers(ctx context.Context) ([]string, error) {
-	return query(ctx, db, "list handlers with markers", func(s *state, _ time.Time) []string {
+	return query(ctx, db, "list handlers with markers", nil, func(s *state, _ time.Time) []string {
 		names := map[string]bool{}
 		for key := range s.markers.from("") {
 			names[first(key)] = true
@@ -126,7 +126,7 @@ func (db *Provider) MarkedHandlers(ctx context.Context) ([]string, error) {
 
 // DropMarkers implements provider.MarkerMaintainer.
 func (db *Provider) DropMarkers(ctx context.Context, handler string, limit int) (int, error) {
-	return checkedUpdate(ctx, db, "drop markers", provider.CheckStorable("handler", handler), func(s *state, _ time.Time) (n int) {
+	return update(ctx, db, "drop markers", provider.CheckStorable("handler", handler), func(s *state, _ time.Time) (n int, err error) {
 		for key := range under(s.markers, handler) {
 			if n == limit {
 				break
@@ -134,7 +134,7 @@ func (db *Provider) DropMarkers(ctx context.Context, handler string, limit int) 
 			s.markers = s.markers.drop(key)
 			n++
 		}
-		return n
+		return n, nil
 	})
 }
 
@@ -142,7 +142,7 @@ func workerKey(w provider.Worker) string { return pair(w.Runner, strconv.Itoa(w.
 
 // Beat implements provider.Liveness.
 func (db *Provider) Beat(ctx context.Context, runner string, lease, record time.Duration) (provider.Health, error) {
-	return update(ctx, db, "renew the lease of a runner", func(s *state, now time.Time) provider.Health {
+	return update(ctx, db, "renew the lease of a runner", nil, func(s *state, now time.Time) (provider.Health, error) {
 		health := provider.Health{Now: now}
 		s.runners = s.runners.put(runner, now.Add(lease))
 		for other, ends := range s.runners.from("") {
@@ -156,7 +156,7 @@ func (db *Provider) Beat(ctx context.Context, runner string, lease, record time.
 				health.Crashed = ends
 			}
 		}
-		return health
+		return health, nil
 	})
 }
 
@@ -166,9 +166,9 @@ func (db *Provider) InFlight(ctx context.Context, b provider.Build, w provider.W
 	for i, id := range messages {
 		ids[i] = pair(buildKey(b), id)
 	}
-	_, err := update(ctx, db, "record the messages in flight", func(s *state, _ time.Time) struct{} {
+	_, err := update(ctx, db, "record the messages in flight", nil, func(s *state, _ time.Time) (struct{}, error) {
 		s.inFlight = s.inFlight.put(workerKey(w), ids)
-		return struct{}{}
+		return struct{}{}, nil
 	})
 	return err
 }

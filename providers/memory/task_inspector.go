@@ -15,11 +15,9 @@ import (
 
 // Tasks implements provider.TaskInspector.
 func (db *DB) Tasks(ctx context.Context, f provider.TaskFilter) ([]provider.Task, error) {
-	if err := provider.CheckTaskFilter(f); err != nil {
-		return nil, fmt.Errorf("list tasks: %w", err)
-	}
+	invalid := provider.CheckTaskFilter(f)
 	f.Limit = cmp.Or(f.Limit, 100)
-	return query(ctx, db.Provider, "list tasks", func(s *state, _ time.Time) (tasks []provider.Task) {
+	return query(ctx, db.Provider, "list tasks", invalid, func(s *state, _ time.Time) (tasks []provider.Task) {
 		for t := range s.work.pick(f) {
 			if tasks = append(tasks, ownTask(t.Task)); len(tasks) == f.Limit {
 				break
@@ -52,10 +50,7 @@ func (w *work) pick(f provider.TaskFilter) iter.Seq[task] {
 
 // TaskCounts implements provider.TaskInspector.
 func (db *DB) TaskCounts(ctx context.Context, kind string) (map[provider.TaskStatus]int64, error) {
-	if err := provider.CheckStorable("kind", kind); err != nil {
-		return nil, fmt.Errorf("count tasks: %w", err)
-	}
-	return query(ctx, db.Provider, "count tasks", func(s *state, _ time.Time) map[provider.TaskStatus]int64 {
+	return query(ctx, db.Provider, "count tasks", provider.CheckStorable("kind", kind), func(s *state, _ time.Time) map[provider.TaskStatus]int64 {
 		counts := provider.ZeroTaskCounts()
 		for _, t := range s.work.tasks.from("") {
 			if kind == "" || t.Kind == kind {
@@ -68,10 +63,7 @@ func (db *DB) TaskCounts(ctx context.Context, kind string) (map[provider.TaskSta
 
 // TaskGroup implements provider.TaskInspector.
 func (db *DB) TaskGroup(ctx context.Context, id string) (found provider.TaskGroup, ok bool, err error) {
-	if err := provider.CheckStorable("group id", id); err != nil {
-		return found, false, fmt.Errorf("read a group of tasks: %w", err)
-	}
-	found, err = query(ctx, db.Provider, "read a group of tasks", func(s *state, _ time.Time) provider.TaskGroup {
+	found, err = query(ctx, db.Provider, "read a group of tasks", provider.CheckStorable("group id", id), func(s *state, _ time.Time) provider.TaskGroup {
 		var g group
 		g, ok = s.work.groups.get(id)
 		return ownGroup(g)
@@ -81,10 +73,7 @@ func (db *DB) TaskGroup(ctx context.Context, id string) (found provider.TaskGrou
 
 // TaskTrail implements provider.TaskInspector.
 func (db *DB) TaskTrail(ctx context.Context, id string) ([]provider.TaskRecord, error) {
-	if err := provider.CheckStorable("task id", id); err != nil {
-		return nil, fmt.Errorf("read the trail of a task: %w", err)
-	}
-	return query(ctx, db.Provider, "read the trail of a task", func(s *state, _ time.Time) (records []provider.TaskRecord) {
+	return query(ctx, db.Provider, "read the trail of a task", provider.CheckStorable("task id", id), func(s *state, _ time.Time) (records []provider.TaskRecord) {
 		trail, _ := s.work.trails.get(id)
 		for _, r := range trail.from(0) {
 			records = append(records, r)
@@ -104,10 +93,7 @@ func (db *DB) CancelTasks(ctx context.Context, f provider.TaskFilter, d provider
 }
 
 func (db *Provider) decideTasks(ctx context.Context, doing string, invalid error, f provider.TaskFilter, d taskrow.Decision, by provider.Decision) (int, error) {
-	if invalid != nil {
-		return 0, fmt.Errorf("%s: %w", doing, invalid)
-	}
-	return update(ctx, db, doing, func(s *state, now time.Time) (n int) {
+	return update(ctx, db, doing, invalid, func(s *state, now time.Time) (n int, err error) {
 		for t := range s.work.pick(f) {
 			if s.work.decide(t, d, by, now) {
 				n++
@@ -116,7 +102,7 @@ func (db *Provider) decideTasks(ctx context.Context, doing string, invalid error
 				break
 			}
 		}
-		return n
+		return n, nil
 	})
 }
 
@@ -133,21 +119,15 @@ func (db *DB) CompleteTask(ctx context.Context, id string, result json.RawMessag
 // PatchTask implements provider.TaskInspector. A task that waits for a slot which the patch fills
 // becomes pending.
 func (db *DB) PatchTask(ctx context.Context, id string, version int64, patch json.RawMessage, d provider.Decision) error {
-	err := provider.CheckTaskDecision(provider.TaskFilter{IDs: []string{id}}, d)
-	if err == nil {
-		err = db.tx(ctx, func(tx *Model) error {
-			w, now := &tx.staged.work, db.now()
-			was, _ := w.tasks.get(id)
-			is, err := was.Patch(version, patch, now)
-			if err == nil {
-				w.put(was, is)
-				w.record(is, provider.WhatPatched, "", d, now)
-			}
-			return err
-		})
-	}
-	if err != nil {
-		return fmt.Errorf("patch task %s: %w", id, err)
-	}
-	return nil
+	invalid := provider.CheckTaskDecision(provider.TaskFilter{IDs: []string{id}}, d)
+	_, err := update(ctx, db.Provider, "patch task "+id, invalid, func(s *state, now time.Time) (bool, error) {
+		was, _ := s.work.tasks.get(id)
+		is, err := was.Patch(version, patch, now)
+		if err == nil {
+			s.work.put(was, is)
+			s.work.record(is, now, taskrow.Record{What: provider.WhatPatched, Decision: d})
+		}
+		return true, err
+	})
+	return err
 }

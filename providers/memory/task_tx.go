@@ -20,18 +20,15 @@ func (db *DB) TasksIn(tx *Model) provider.TaskTx { return taskTx{db.InTx(tx)} }
 
 // updateTasks runs change on a copy of the tasks, which replaces them if change returns no error.
 func updateTasks[R any](ctx context.Context, t taskTx, doing string, invalid error, change func(w *work, now time.Time) (R, error)) (R, error) {
-	var none R
+	var r R
 	err := cmp.Or(t.usable(ctx), invalid)
 	if err == nil {
 		w := t.tx.staged.work
-		result, failed := change(&w, t.db.now())
-		if failed == nil {
+		if r, err = change(&w, t.db.now()); err == nil {
 			t.tx.staged.work = w
-			return result, nil
 		}
-		err = failed
 	}
-	return none, fmt.Errorf("%s: %w", doing, err)
+	return result(r, doing, err)
 }
 
 // Enqueue implements provider.TaskTx.
@@ -96,7 +93,7 @@ func (t taskTx) Answer(ctx context.Context, a provider.TaskAnswer) (provider.Ans
 		is, outcome := was.Answer(&a, now)
 		if outcome == provider.AnswerTaken {
 			w.put(was, is)
-			w.record(is, provider.WhatAnswered, a.Name, provider.Decision{By: a.ID}, now)
+			w.record(is, now, taskrow.Record{What: provider.WhatAnswered, Detail: a.Name, Decision: provider.Decision{By: a.ID}})
 		}
 		return outcome, nil
 	})

@@ -87,28 +87,23 @@ func (w *work) unindex(t task) {
 	}
 }
 
-// record adds a row to the trail of t.
-func (w *work) record(t task, what, detail string, by provider.Decision, now time.Time) {
-	w.number++
-	trail, _ := w.trails.get(t.ID)
-	w.trails = w.trails.put(t.ID, trail.put(w.number, provider.TaskRecord{
-		ID: fmt.Sprintf("%s/%d", t.ID, w.number), Task: t.ID, Kind: t.Kind, Group: t.Group,
-		What: what, Detail: detail, By: by.By, Reason: by.Reason, At: now,
-	}))
-}
-
-func (w *work) recordAll(t task, records []taskrow.Record, now time.Time) {
+// record adds rows to the trail of t.
+func (w *work) record(t task, now time.Time, records ...taskrow.Record) {
 	for _, r := range records {
-		w.record(t, r.What, r.Detail, provider.Decision{By: r.By}, now)
+		w.number++
+		trail, _ := w.trails.get(t.ID)
+		w.trails = w.trails.put(t.ID, trail.put(w.number, provider.TaskRecord{
+			ID: fmt.Sprintf("%s/%d", t.ID, w.number), Task: t.ID, Kind: t.Kind, Group: t.Group,
+			What: r.What, Detail: r.Detail, By: r.By, Reason: r.Reason, At: now,
+		}))
 	}
 }
 
 // TaskCandidates implements provider.Tasks.
 func (db *Provider) TaskCandidates(ctx context.Context, q provider.TaskQuery, limit int) ([]provider.Task, error) {
-	if err := provider.CheckStorable("query.kinds", q.Kinds...); err != nil {
-		return nil, fmt.Errorf("read task candidates: %w", err)
-	}
-	return query(ctx, db, "read task candidates", func(s *state, now time.Time) []provider.Task { return s.work.candidates(q, limit, now) })
+	return query(ctx, db, "read task candidates", provider.CheckStorable("query.kinds", q.Kinds...), func(s *state, now time.Time) []provider.Task {
+		return s.work.candidates(q, limit, now)
+	})
 }
 
 func (w *work) candidates(q provider.TaskQuery, limit int, now time.Time) []provider.Task {
@@ -145,26 +140,20 @@ func (w *work) candidates(q provider.TaskQuery, limit int, now time.Time) []prov
 
 // ClaimTasks implements provider.Tasks: the portable claim, in one transaction. If nothing is due, it does
 // not wait for the open transaction.
-func (db *Provider) ClaimTasks(ctx context.Context, q provider.TaskQuery, t claim.Terms) (taken []provider.Task, err error) {
+func (db *Provider) ClaimTasks(ctx context.Context, q provider.TaskQuery, t claim.Terms) ([]provider.Task, error) {
 	if due, err := db.TaskCandidates(ctx, q, 1); err != nil || len(due) == 0 && !db.isInside(ctx) {
 		return nil, err
 	}
-	err = db.tx(ctx, func(tx *Model) error {
-		now, work := db.now(), &tx.staged.work
-		taken, err = claim.Portable(ctx, t,
+	return update(ctx, db, "claim tasks", nil, func(s *state, now time.Time) ([]provider.Task, error) {
+		return claim.Portable(ctx, t,
 			func(_ context.Context, limit int) ([]provider.Task, error) {
-				return work.candidates(q, limit, now), nil
+				return s.work.candidates(q, limit, now), nil
 			},
 			func(_ context.Context, c provider.Task, t claim.Terms) (provider.Task, bool, error) {
-				c, ok := work.take(c, q, t, now)
+				c, ok := s.work.take(c, q, t, now)
 				return c, ok, nil
 			}, nil)
-		return err
 	})
-	if err != nil {
-		return nil, fmt.Errorf("claim tasks: %w", err)
-	}
-	return taken, nil
 }
 
 func (w *work) take(c provider.Task, q provider.TaskQuery, t claim.Terms, now time.Time) (provider.Task, bool) {
@@ -174,7 +163,7 @@ func (w *work) take(c provider.Task, q provider.TaskQuery, t claim.Terms, now ti
 	}
 	is, records, taken, ok := was.Take(q.Attempts, t, now)
 	w.put(was, is)
-	w.recordAll(was, records, now)
+	w.record(was, now, records...)
 	if !ok {
 		return c, false
 	}
@@ -183,33 +172,25 @@ func (w *work) take(c provider.Task, q provider.TaskQuery, t claim.Terms, now ti
 
 // RenewTasks implements provider.Tasks. No task has a lock of its own: RenewTasks waits until no
 // other transaction is open or ctx ends. Meanwhile no worker can claim a task.
-func (db *Provider) RenewTasks(ctx context.Context, tasks []provider.Task, lease time.Duration) (late []string, err error) {
-	err = db.tx(ctx, func(tx *Model) error {
-		now := db.now()
+func (db *Provider) RenewTasks(ctx context.Context, tasks []provider.Task, lease time.Duration) ([]string, error) {
+	return update(ctx, db, "renew tasks", nil, func(s *state, now time.Time) (late []string, err error) {
 		for _, c := range tasks {
-			was, _ := tx.staged.work.tasks.get(c.ID)
+			was, _ := s.work.tasks.get(c.ID)
 			if was.Status != provider.TaskClaimed || was.Token != c.Token {
 				late = append(late, c.ID)
 				continue
 			}
 			is := was
 			is.NextAt = now.Add(lease)
-			tx.staged.work.put(was, is)
+			s.work.put(was, is)
 		}
-		return nil
+		return late, nil
 	})
-	if err != nil {
-		return nil, fmt.Errorf("renew tasks: %w", err)
-	}
-	return late, nil
 }
 
 // TaskKinds implements provider.Tasks.
 func (db *Provider) TaskKinds(ctx context.Context, domain string) ([]string, error) {
-	if err := provider.CheckStorable("domain", domain); err != nil {
-		return nil, fmt.Errorf("list kinds of tasks: %w", err)
-	}
-	return query(ctx, db, "list kinds of tasks", func(s *state, _ time.Time) (kinds []string) {
+	return query(ctx, db, "list kinds of tasks", provider.CheckStorable("domain", domain), func(s *state, _ time.Time) (kinds []string) {
 		for _, index := range []*tree[string, *tree[string, string]]{s.work.open, s.work.suspect} {
 			for kind := range index.from(domain + "/") {
 				if !strings.HasPrefix(kind, domain+"/") {
@@ -225,7 +206,7 @@ func (db *Provider) TaskKinds(ctx context.Context, domain string) ([]string, err
 
 // DeleteTasks implements provider.Tasks.
 func (db *Provider) DeleteTasks(ctx context.Context, keep provider.TaskRetention, limit int) (int, error) {
-	return update(ctx, db, "delete tasks", func(s *state, now time.Time) (n int) {
+	return update(ctx, db, "delete tasks", nil, func(s *state, now time.Time) (n int, err error) {
 		w, longest := &s.work, now.Add(-min(keep.Done, keep.Undone))
 		for _, id := range w.ended.from("") {
 			t, _ := w.tasks.get(id)
@@ -243,14 +224,14 @@ func (db *Provider) DeleteTasks(ctx context.Context, keep provider.TaskRetention
 			}
 		}
 		if n >= limit {
-			return n // the tasks of a group are deleted before the group
+			return n, nil // the tasks of a group are deleted before the group
 		}
 		for key, id := range w.completed.from("") {
 			if g, _ := w.groups.get(id); g.completed.Before(now.Add(-keep.Done)) {
 				w.groups, w.completed = w.groups.drop(id), w.completed.drop(key)
 			}
 		}
-		return n
+		return n, nil
 	})
 }
 
@@ -266,15 +247,12 @@ func ownTask(t provider.Task) provider.Task {
 
 // ChangeTasks implements provider.Tasks.
 func (db *Provider) ChangeTasks(ctx context.Context, changes []provider.TaskChange) ([]provider.TaskChanged, error) {
-	if err := provider.CheckTaskChanges(changes); err != nil {
-		return nil, fmt.Errorf("change tasks: %w", err)
-	}
-	return update(ctx, db, "change tasks", func(s *state, now time.Time) []provider.TaskChanged {
+	return update(ctx, db, "change tasks", provider.CheckTaskChanges(changes), func(s *state, now time.Time) ([]provider.TaskChanged, error) {
 		changed := make([]provider.TaskChanged, len(changes))
 		for i := range changes {
 			changed[i] = s.work.change(&changes[i], now)
 		}
-		return changed
+		return changed, nil
 	})
 }
 
@@ -289,7 +267,7 @@ func (w *work) change(c *provider.TaskChange, now time.Time) provider.TaskChange
 		return provider.TaskChanged{Now: ownTask(was.Task)}
 	}
 	w.put(was, is)
-	w.recordAll(is, records, now)
+	w.record(is, now, records...)
 	return provider.TaskChanged{
 		Applied: true, Now: provider.Task{ID: is.ID, Undo: is.Undo, Version: is.Version, Group: is.Group},
 	}
@@ -300,7 +278,7 @@ func (w *work) decide(was task, d taskrow.Decision, by provider.Decision, now ti
 	is, ok := was.Decide(d, now)
 	if ok {
 		w.put(was, is)
-		w.record(is, d.What, "", by, now)
+		w.record(is, now, taskrow.Record{What: d.What, Decision: by})
 	}
 	return ok
 }

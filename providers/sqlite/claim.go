@@ -171,8 +171,9 @@ func (s session) take(ctx context.Context, e provider.Entry, q provider.EntryQue
 // ClaimEntries implements provider.Outbox: the portable claim, with all takes in one
 // transaction. It reads the candidates before the transaction begins, because each take checks
 // its entry again. So writers do not wait for the reading, and an idle relay takes no write lock.
-func (d *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) (taken []provider.Entry, err error) {
-	if t, err = t.WithDefaults(); err != nil {
+func (d *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]provider.Entry, error) {
+	t, err := t.WithDefaults()
+	if err != nil {
 		return nil, err
 	}
 	// an open transaction is an error also if there is nothing to claim
@@ -198,7 +199,9 @@ func (d *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t cl
 func (s session) claim(ctx context.Context, q provider.EntryQuery, t claim.Terms, read []provider.Entry) ([]provider.Entry, error) {
 	return claim.Portable(ctx, t,
 		func(context.Context, int) ([]provider.Entry, error) { return read, nil },
-		func(ctx context.Context, e provider.Entry, t claim.Terms) (provider.Entry, bool, error) { return s.take(ctx, e, q, t) },
+		func(ctx context.Context, e provider.Entry, t claim.Terms) (provider.Entry, bool, error) {
+			return s.take(ctx, e, q, t)
+		},
 		provider.Entry.Alone)
 }
 

@@ -165,27 +165,27 @@ func markersOf(p *provider.Unit, found *provider.Found, c *provider.Checkpoint) 
 		if !m.Mark || c.Covers(m) || found.Live != nil && !found.Live[i] || found.Left != nil && found.Left[i] {
 			continue
 		}
-		for j := range m.Handlers {
-			n += addMarkers(of, &m.Handlers[j], m)
-		}
+		n += addMarkers(of, m)
 	}
 	return of, n
 }
 
-// addMarkers adds the markers of a message under each name of the handler, and returns their
-// number.
-func addMarkers(of map[string]map[string]int64, h *provider.Handler, m *provider.Message) int {
+// addMarkers adds the markers of a message under each name of its handlers, and returns their number.
+func addMarkers(of map[string]map[string]int64, m *provider.Message) (n int) {
 	add := func(name string) {
 		if of[name] == nil {
 			of[name] = map[string]int64{}
 		}
 		of[name][m.ID] = m.Position
+		n++
 	}
-	add(h.Name)
-	for _, was := range h.Was {
-		add(was)
+	for i := range m.Handlers {
+		add(m.Handlers[i].Name)
+		for _, was := range m.Handlers[i].Was {
+			add(was)
+		}
 	}
-	return 1 + len(h.Was)
+	return n
 }
 
 // findMarkers returns the markers that exist. markers is for ofMarkers.
@@ -297,16 +297,14 @@ where id in (select value from json_each(?1)) and resolved_by <> ''`
 
 // resolve ends the parking of applied messages and stores why others failed again.
 func (u *unit) resolve(ctx context.Context, p *provider.Unit, s provider.Resolution) error {
-	done := jsonOf(s.Applied)
-	for _, query := range []string{keepReplayed, dropReplayed} {
-		if _, err := u.exec(ctx, query, done); err != nil {
-			return err
-		}
+	err := u.execAll(ctx, []string{keepReplayed, dropReplayed}, jsonOf(s.Applied))
+	if err == nil {
+		err = u.park(ctx, p, s.Failed)
 	}
-	if err := u.park(ctx, p, s.Failed); err != nil {
-		return err
+	if err == nil {
+		err = u.advance(ctx, s.Changed)
 	}
-	return u.advance(ctx, s.Changed)
+	return err
 }
 
 // parkMessage parks a message, or stores why message ?1 failed again. It is tried in ?4 ms if it

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
-	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -72,8 +71,6 @@ func scanEntry(rows *sql.Rows) (e outbox.Entry, err error) {
 	}
 	return e, nil
 }
-
-
 
 // tokenOf returns nil (null) for the zero Token, which means no claim.
 func tokenOf(t claim.Token) any {
@@ -146,16 +143,15 @@ func openAndHeld(of []outbox.Status) (open, held bool) {
 }
 
 // Entries implements outbox.Inspector.
-func (d *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, error) {
-	if err := provider.CheckFilter(f); err != nil {
-		return nil, fmt.Errorf("list entries: %w", err)
-	}
+func (d *DB) Entries(ctx context.Context, f outbox.Filter) (entries []outbox.Entry, err error) {
 	query, args := listEntries, filterArgs(f, defaultPage)
 	if f.OnlyOpen() {
 		open, held := openAndHeld(f.Status)
 		query, args = listOpenEntries, append(args, open, held)
 	}
-	entries, err := collect(ctx, d.reads, scanEntry, query, args...)
+	if err = provider.CheckFilter(f); err == nil {
+		entries, err = collect(ctx, d.reads, scanEntry, query, args...)
+	}
 	return result(entries, "list entries", err)
 }
 
@@ -172,15 +168,17 @@ where ?3 and status = 'held' group by status`
 
 // StatusCounts implements outbox.Inspector.
 func (d *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.Status]int64, error) {
-	if err := provider.CheckFilter(provider.EntryFilter{Status: of}); err != nil {
-		return nil, fmt.Errorf("count entries: %w", err)
-	}
+	f := provider.EntryFilter{Status: of}
 	counts, query, args := provider.ZeroCounts(of), countEntries, []any{listOf(of)}
-	if (provider.EntryFilter{Status: of}).OnlyOpen() {
+	if f.OnlyOpen() {
 		open, held := openAndHeld(of)
 		query, args = countOpenEntries, append(args, open, held)
 	}
-	return result(counts, "count entries", count(ctx, d.reads, counts, query, args...))
+	err := provider.CheckFilter(f)
+	if err == nil {
+		err = count(ctx, d.reads, counts, query, args...)
+	}
+	return result(counts, "count entries", err)
 }
 
 // The first and the last time that can be read: see provider.Entry.Malformed.

@@ -90,6 +90,16 @@ func (s session) changed(ctx context.Context, query string, args ...any) (int, e
 	return int(n), err
 }
 
+// execAll runs statements with the same arguments.
+func (s session) execAll(ctx context.Context, queries []string, args ...any) error {
+	for _, query := range queries {
+		if _, err := s.exec(ctx, query, args...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // changed runs a statement in a transaction of its own.
 func (d *Provider) changed(ctx context.Context, query string, args ...any) (n int, err error) {
 	err = d.writeTx(ctx, func(u *unit) error {

@@ -152,15 +152,14 @@ func (d *Provider) TakeAct(ctx context.Context, id int64, holder string, lease t
 
 // ChangeAct implements provider.Acts.
 func (d *Provider) ChangeAct(ctx context.Context, id int64, holder string, c provider.ActChange, lease time.Duration) (bool, error) {
-	if err := provider.CheckActChange(c); err != nil {
-		return false, wrap("change an act", err)
-	}
-	outcome := c.Outcome
+	invalid := provider.CheckActChange(c)
 	if !c.State.IsOver() {
-		outcome = nil
+		c.Outcome = nil
 	}
-	n, err := d.changed(ctx, changeAct, id, holder, string(c.State), c.Applied, c.Total, jsonArg(outcome), millis(lease))
-	return result(n == 1, "change an act", err)
+	return update(ctx, d, "change an act", invalid, func(u *unit) (bool, error) {
+		n, err := u.changed(ctx, changeAct, id, holder, string(c.State), c.Applied, c.Total, jsonArg(c.Outcome), millis(lease))
+		return n == 1, err
+	})
 }
 
 // CancelAct implements provider.Acts.
@@ -332,10 +331,9 @@ where stream > ?1 and (?2 = '' or stream >= ?2 || '-' and stream < ?2 || '.') or
 
 // Streams implements provider.Operations.
 func (d *Provider) Streams(ctx context.Context, f provider.StreamFilter) (all []provider.Stream, err error) {
-	if err := provider.CheckStreamFilter(f); err != nil {
-		return nil, wrap("list streams", err)
+	if err = provider.CheckStreamFilter(f); err == nil {
+		all, err = rowsOf(ctx, d.reads, func(s *provider.Stream) []any { return []any{&s.ID, &s.Version} },
+			listStreams, f.After, f.Category, cmp.Or(max(f.Limit, 0), defaultPage))
 	}
-	f.Limit = cmp.Or(max(f.Limit, 0), defaultPage)
-	all, err = rowsOf(ctx, d.reads, func(s *provider.Stream) []any { return []any{&s.ID, &s.Version} }, listStreams, f.After, f.Category, f.Limit)
 	return result(all, "list streams", err)
 }

@@ -42,17 +42,13 @@ order by front.due_at, p.lane, p.id`
 
 // Due implements provider.Parking.
 func (d *Provider) Due(ctx context.Context, f provider.DueFilter) (due []provider.Parked, err error) {
-	if err := provider.CheckDueFilter(f); err != nil {
-		return nil, wrap("list due messages", err)
-	}
-	for _, b := range f.Builds {
-		listed, err := parkedOf(ctx, d.reads, dueParked, b.Projector, max(f.Keys, 0), max(f.Each, 0), anyOf(f.Lanes), b.Number())
-		if err != nil {
-			return nil, wrap("list due messages", err)
-		}
+	err = provider.CheckDueFilter(f)
+	for i := 0; err == nil && i < len(f.Builds); i++ {
+		var listed []provider.Parked
+		listed, err = parkedOf(ctx, d.reads, dueParked, f.Builds[i].Projector, max(f.Keys, 0), max(f.Each, 0), anyOf(f.Lanes), f.Builds[i].Number())
 		due = append(due, listed...)
 	}
-	return due, nil
+	return result(due, "list due messages", err)
 }
 
 // tryParked counts an attempt at message ?1 and postpones its lane by ?2 ms or, if that is null,
@@ -131,37 +127,29 @@ func filterOf(f *provider.ParkedFilter, limit int) []any {
 }
 
 // Parked implements provider.Parking.
-func (d *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.Parked, error) {
-	if err := provider.CheckParkedFilter(f); err != nil {
-		return nil, wrap("list parked messages", err)
+func (d *DB) Parked(ctx context.Context, f provider.ParkedFilter) (parked []provider.Parked, err error) {
+	if err = provider.CheckParkedFilter(f); err == nil {
+		parked, err = parkedOf(ctx, d.reads, listParked, filterOf(&f, defaultPage)...)
 	}
-	parked, err := parkedOf(ctx, d.reads, listParked, filterOf(&f, defaultPage)...)
 	return result(parked, "list parked messages", err)
 }
 
 // Decide implements provider.Parking. It waits, like every write, for a unit that has the
 // messages.
-func (d *Provider) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, by provider.Decision) (n int, err error) {
-	if err = provider.CheckDecision(to, by); err == nil {
-		err = provider.CheckParkedFilter(f)
-	}
-	if err == nil {
-		err = d.writeTx(ctx, func(u *unit) error {
-			changed := provider.Changed{}
-			err := eachRow(ctx, u, func(rows *sql.Rows) error {
-				var q provider.Queue
-				err := rows.Scan(&q.Projector, &q.Generation, &q.Lane)
-				changed[q] = 0
-				n++
-				return err
-			}, decideParked, append(filterOf(&f, -1), to.String(), by.By, by.Reason)...)
-			if err != nil {
-				return err
-			}
-			return u.advance(ctx, changed)
-		})
-	}
-	return result(n, "decide about parked messages", err)
+func (d *Provider) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, by provider.Decision) (int, error) {
+	invalid := cmp.Or(provider.CheckDecision(to, by), provider.CheckParkedFilter(f))
+	return update(ctx, d, "decide about parked messages", invalid, func(u *unit) (int, error) {
+		queues, err := rowsOf(ctx, u, func(q *provider.Queue) []any { return []any{&q.Projector, &q.Generation, &q.Lane} },
+			decideParked, append(filterOf(&f, -1), to.String(), by.By, by.Reason)...)
+		changed := provider.Changed{}
+		for _, q := range queues {
+			changed[q] = 0
+		}
+		if err == nil {
+			err = u.advance(ctx, changed)
+		}
+		return len(queues), err
+	})
 }
 
 // A blob is greater than any text, so the range includes all projectors if ?1 is empty.
@@ -190,21 +178,18 @@ const (
 )
 
 // parkedOf returns the messages of a query that selects parkedColumns.
-func parkedOf(ctx context.Context, q querier, query string, args ...any) (parked []provider.Parked, err error) {
-	err = eachRow(ctx, q, func(rows *sql.Rows) error {
-		var p provider.Parked
+func parkedOf(ctx context.Context, q querier, query string, args ...any) ([]provider.Parked, error) {
+	return collect(ctx, q, func(rows *sql.Rows) (p provider.Parked, err error) {
 		var handlers []byte
 		var headers, class, state string
-		err := rows.Scan(&p.Seq, &p.Projector, &p.Generation, &p.Handler, &handlers, &p.MessageID, &p.Topic, &p.Key, &p.Lane, &p.Type,
+		err = rows.Scan(&p.Seq, &p.Projector, &p.Generation, &p.Handler, &handlers, &p.MessageID, &p.Topic, &p.Key, &p.Lane, &p.Type,
 			&class, &p.Code, &p.Error, &p.Attempts, &p.Version, scanTime(&p.At), &state, scanTime(&p.ResolvedAt), &p.By, &p.Reason, scanTime(&p.DueAt), &headers, &p.Payload)
 		p.Class, p.State = provider.ParseClass(class), provider.ParseParkedState(state)
 		p.Headers = decodeHeaders(headers)
 		// a row of another writer may have an invalid list
 		_ = json.Unmarshal(handlers, &p.Handlers)
-		parked = append(parked, p)
-		return err
+		return p, err
 	}, query, args...)
-	return parked, err
 }
 
 // decodeHeaders is the inverse of encodeHeaders.

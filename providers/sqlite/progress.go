@@ -16,7 +16,6 @@ const (
 
 	readCheckpoint = `select position, mode, token from kinora_checkpoints where ` + ofBuild
 
-
 	moveSegment = `
 update kinora_segments set position = ?3, event_id = ?4, recorded_at = ?5 where ` + ofBuild + ` and segment = ?6`
 	takeSegment = `
@@ -187,9 +186,7 @@ func (d *Provider) Unapplied(ctx context.Context, b provider.Build, messages []p
 func unapplied(ctx context.Context, q querier, b provider.Build, messages []provider.Message) ([]bool, error) {
 	of := map[string]map[string]int64{}
 	for i := range messages {
-		for j := range messages[i].Handlers {
-			addMarkers(of, &messages[i].Handlers[j], &messages[i])
-		}
+		addMarkers(of, &messages[i])
 	}
 	marked, err := findMarkers(ctx, q, b, jsonOf(of))
 	if err != nil {

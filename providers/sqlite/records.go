@@ -102,19 +102,18 @@ func (d *Provider) Prune(ctx context.Context, projector string, handlers []strin
 }
 
 // prune takes the write lock only if old selects rows to delete.
-func (d *Provider) prune(ctx context.Context, old, query, name string, window time.Duration, limit int, more ...any) (n int, err error) {
-	args := append([]any{name, millis(window), max(limit, 0)}, more...)
-	if exists, err := column[bool](ctx, d.reads, `select exists (`+old+`)`, args...); err != nil || !exists[0] {
+func (d *Provider) prune(ctx context.Context, old, query, name string, window time.Duration, limit int, more ...any) (int, error) {
+	args, exists := append([]any{name, millis(window), max(limit, 0)}, more...), false
+	if err := one(ctx, d.reads, []any{&exists}, `select exists (`+old+`)`, args...); err != nil || !exists {
 		return 0, err
 	}
-	err = d.writeTx(ctx, func(u *unit) error {
+	return update(ctx, d, "delete", nil, func(u *unit) (int, error) {
 		times, err := column[int64](ctx, u, query, args...)
-		if n = len(times); err == nil && n > 0 && query == pruneMarkers {
+		if err == nil && len(times) > 0 && query == pruneMarkers {
 			_, err = u.exec(ctx, raiseLowWater, name, slices.Max(times))
 		}
-		return err
+		return len(times), err
 	})
-	return result(n, "delete", err)
 }
 
 const (
@@ -166,16 +165,14 @@ on conflict (runner) do update set expires_at = ` + clock + ` + ?2`
 // Beat implements provider.Liveness. Its commit is not synced, except on a DB from New, where it
 // is like every other commit. Like every write it waits for running handlers in any process:
 // leases should be longer than handlers take.
-func (d *Provider) Beat(ctx context.Context, runner string, lease, record time.Duration) (h provider.Health, err error) {
-	err = d.writeTx(unsynced(ctx), func(u *unit) error {
-		for _, query := range []string{extendLease, deleteInFlight, deleteRunner} {
-			if _, err := u.exec(ctx, query, runner, millis(lease), millis(record), lease == 0); err != nil {
-				return err
-			}
+func (d *Provider) Beat(ctx context.Context, runner string, lease, record time.Duration) (provider.Health, error) {
+	return update(unsynced(ctx), d, "renew the lease of runner "+runner, nil, func(u *unit) (h provider.Health, err error) {
+		err = u.execAll(ctx, []string{extendLease, deleteInFlight, deleteRunner}, runner, millis(lease), millis(record), lease == 0)
+		if err == nil {
+			err = one(ctx, u, []any{scanTime(&h.Now), scanTime(&h.Crashed)}, lastCrash, runner)
 		}
-		return one(ctx, u, []any{scanTime(&h.Now), scanTime(&h.Crashed)}, lastCrash, runner)
+		return h, err
 	})
-	return result(h, "renew the lease of runner "+runner, err)
 }
 
 const insertInFlight = `

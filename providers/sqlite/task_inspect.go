@@ -5,7 +5,6 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
-	"errors"
 	"fmt"
 
 	"github.com/kinora-go/kinora/internal/taskrow"
@@ -58,29 +57,15 @@ func (d *DB) TaskCounts(ctx context.Context, kind string) (map[provider.TaskStat
 		return nil, wrap("count tasks", err)
 	}
 	counts := provider.ZeroTaskCounts()
-	err := eachRow(ctx, d.reads, func(rows *sql.Rows) error {
-		var status provider.TaskStatus
-		var n int64
-		err := rows.Scan(&status, &n)
-		counts[status] = n
-		return err
-	}, countTasks, kind)
-	return result(counts, "count tasks", err)
+	return result(counts, "count tasks", count(ctx, d.reads, counts, countTasks, kind))
 }
 
 // TaskGroup implements provider.TaskInspector.
-func (d *DB) TaskGroup(ctx context.Context, id string) (provider.TaskGroup, bool, error) {
-	err := provider.CheckStorable("group id", id)
-	if err == nil {
-		var g provider.TaskGroup
-		if g, _, err = groupOf(ctx, d.reads, id); err == nil {
-			return g, true, nil
-		}
+func (d *DB) TaskGroup(ctx context.Context, id string) (g provider.TaskGroup, found bool, err error) {
+	if err = provider.CheckStorable("group id", id); err == nil {
+		g, _, err = groupOf(ctx, d.reads, id)
 	}
-	if errors.Is(err, sql.ErrNoRows) {
-		err = nil
-	}
-	return provider.TaskGroup{}, false, wrap("read a group of tasks", err)
+	return g, g.ID != "", wrap("read a group of tasks", err)
 }
 
 const readTrail = `
@@ -91,13 +76,12 @@ where r.task = ?1 order by r.id`
 // TaskTrail implements provider.TaskInspector.
 func (d *DB) TaskTrail(ctx context.Context, id string) (trail []provider.TaskRecord, err error) {
 	if err = provider.CheckStorable("task id", id); err == nil {
-		err = eachRow(ctx, d.reads, func(rows *sql.Rows) error {
-			var r provider.TaskRecord
-			var seq, at int64
-			err := rows.Scan(&seq, &r.Task, &r.Kind, &r.Group, &r.What, &r.Detail, &r.By, &r.Reason, &at)
-			r.ID, r.At = fmt.Sprintf("%s/%d", r.Task, seq), storedTime(sql.NullInt64{Int64: at, Valid: true})
-			trail = append(trail, r)
-			return err
+		trail, err = collect(ctx, d.reads, func(rows *sql.Rows) (r provider.TaskRecord, err error) {
+			var seq int64
+			err = rows.Scan(&seq, &r.Task, &r.Kind, &r.Group, &r.What, &r.Detail, &r.By, &r.Reason, scanTime(&r.At))
+			r.ID = fmt.Sprintf("%s/%d", r.Task, seq)
+			r.At, _ = provider.StoredTime(r.At)
+			return r, err
 		}, readTrail, id)
 	}
 	return result(trail, "read the trail of a task", err)
@@ -141,37 +125,28 @@ func (s session) decideTasks(ctx context.Context, f provider.TaskFilter, d taskr
 	}
 }
 
-func (d *Provider) decideAll(ctx context.Context, doing string, f provider.TaskFilter, what taskrow.Decision, by provider.Decision) (n int, err error) {
-	if err = provider.CheckTaskDecision(f, by); err == nil {
-		err = d.writeTx(ctx, func(u *unit) error {
-			n, err = u.decideTasks(ctx, f, what, by)
-			u.tasks = n > 0
-			return err
-		})
-	}
-	return result(n, doing, err)
+func (d *Provider) decideAll(ctx context.Context, doing string, invalid error, f provider.TaskFilter, what taskrow.Decision, by provider.Decision) (int, error) {
+	return update(ctx, d, doing, invalid, func(u *unit) (int, error) {
+		n, err := u.decideTasks(ctx, f, what, by)
+		u.tasks = n > 0
+		return n, err
+	})
 }
 
 // RequeueTasks implements provider.TaskInspector.
 func (d *DB) RequeueTasks(ctx context.Context, f provider.TaskFilter, by provider.Decision) (int, error) {
-	return d.decideAll(ctx, "requeue tasks", f, taskrow.Requeue, by)
+	return d.decideAll(ctx, "requeue tasks", provider.CheckTaskDecision(f, by), f, taskrow.Requeue, by)
 }
 
 // CancelTasks implements provider.TaskInspector.
 func (d *DB) CancelTasks(ctx context.Context, f provider.TaskFilter, by provider.Decision) (int, error) {
-	if err := provider.CheckTaskCancel(f, by); err != nil {
-		return 0, wrap("cancel tasks", err)
-	}
-	return d.decideAll(ctx, "cancel tasks", f, taskrow.Cancel, by)
+	return d.decideAll(ctx, "cancel tasks", provider.CheckTaskCancel(f, by), f, taskrow.Cancel, by)
 }
 
 // CompleteTask implements provider.TaskInspector.
 func (d *DB) CompleteTask(ctx context.Context, id string, out json.RawMessage, by provider.Decision) error {
 	f := provider.TaskFilter{IDs: []string{id}}
-	if err := provider.CheckTaskResult(out); err != nil {
-		return wrap("complete a task", err)
-	}
-	n, err := d.decideAll(ctx, "complete a task", f, taskrow.Complete(out), by)
+	n, err := d.decideAll(ctx, "complete a task", cmp.Or(provider.CheckTaskResult(out), provider.CheckTaskDecision(f, by)), f, taskrow.Complete(out), by)
 	if err == nil && n == 0 {
 		err = fmt.Errorf("complete task %s: %w", id, provider.ErrTaskVersion)
 	}
@@ -185,18 +160,14 @@ func (d *DB) PatchTask(ctx context.Context, id string, version int64, patch json
 	if err == nil {
 		err = d.writeTx(ctx, func(u *unit) error {
 			was, now, err := u.task(ctx, id)
-			if err != nil && !errors.Is(err, sql.ErrNoRows) {
-				return err
-			}
-			is, err := was.Patch(version, patch, now)
 			if err != nil {
 				return err
 			}
-			u.tasks = true
-			if err := u.save(ctx, is); err != nil {
-				return err
+			is, err := was.Patch(version, patch, now)
+			if u.tasks = true; err == nil {
+				err = u.save(ctx, is, taskrow.Record{What: provider.WhatPatched, Decision: by})
 			}
-			return u.record(ctx, id, provider.WhatPatched, "", by)
+			return err
 		})
 	}
 	return wrap("patch task "+id, err)

@@ -3,8 +3,8 @@ package sqlite
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kinora-go/kinora/internal/taskrow"
@@ -39,39 +39,28 @@ on conflict (id) do nothing
 returning id`
 
 // addTasks returns the ids that no task had.
-func (s session) addTasks(ctx context.Context, tasks []provider.TaskDraft, group, groupKind string) (map[string]bool, error) {
+func (s session) addTasks(ctx context.Context, tasks []provider.TaskDraft, group, groupKind string) ([]string, error) {
 	rows := make([][]any, len(tasks))
 	for i, d := range tasks {
 		rows[i] = []any{d.ID, d.Kind, string(d.Input), millis(d.After), msOf(d.At)}
 	}
-	added := map[string]bool{}
-	ids, err := column[string](ctx, s, insertTasks, jsonOf(rows), group, groupKind, provider.TaskMetadata(ctx))
-	for _, id := range ids {
-		added[id] = true
-	}
-	return added, err
+	return column[string](ctx, s, insertTasks, jsonOf(rows), group, groupKind, provider.TaskMetadata(ctx))
 }
 
 // Enqueue implements provider.TaskTx.
 func (t taskTx) Enqueue(ctx context.Context, tasks ...provider.TaskDraft) error {
 	return t.update(ctx, "enqueue tasks", provider.CheckTaskDrafts(tasks), func() error {
 		added, err := t.addTasks(ctx, tasks, "", "")
-		for i := 0; err == nil && i < len(tasks); i++ {
-			if d := &tasks[i]; !added[d.ID] {
-				err = t.sameTask(ctx, d)
+		for i := 0; err == nil && len(added) < len(tasks) && i < len(tasks); i++ {
+			if d := &tasks[i]; !slices.Contains(added, d.ID) {
+				var is taskrow.Row
+				if is, _, err = t.task(ctx, d.ID); err == nil && !is.IsOf(d) {
+					err = fmt.Errorf("task %s: %w", d.ID, provider.ErrTaskIDReused)
+				}
 			}
 		}
 		return err
 	})
-}
-
-// sameTask returns ErrTaskIDReused unless the stored task is that of d.
-func (s session) sameTask(ctx context.Context, d *provider.TaskDraft) error {
-	is, _, err := s.task(ctx, d.ID)
-	if err == nil && !is.IsOf(d) {
-		err = fmt.Errorf("task %s: %w", d.ID, provider.ErrTaskIDReused)
-	}
-	return err
 }
 
 const (
@@ -79,7 +68,7 @@ const (
 insert into kinora_task_groups (id, kind, data, total, open, tasks) values (?1, ?2, ?3, ?4, ?4, ?5)
 on conflict (id) do nothing`
 
-	findGroup = `select kind, data, total, open, tasks from kinora_task_groups where id = ?1`
+	findGroup = `select id, kind, data, total, open, tasks from kinora_task_groups where id = ?1`
 
 	countGroup = `
 update kinora_task_groups set open = open - 1, completed_at = iif(open = 1, ` + clock + `, null)
@@ -102,8 +91,8 @@ func (t taskTx) EnqueueGroup(ctx context.Context, g provider.TaskGroupDraft) err
 			return err
 		}
 		added, err := t.addTasks(ctx, g.Tasks, g.ID, g.Kind)
-		for i := 0; err == nil && i < len(g.Tasks); i++ {
-			if id := g.Tasks[i].ID; !added[id] {
+		for i := 0; err == nil && len(added) < len(g.Tasks) && i < len(g.Tasks); i++ {
+			if id := g.Tasks[i].ID; !slices.Contains(added, id) {
 				err = fmt.Errorf("task %s: %w", id, provider.ErrTaskIDReused)
 			}
 		}
@@ -111,11 +100,9 @@ func (t taskTx) EnqueueGroup(ctx context.Context, g provider.TaskGroupDraft) err
 	})
 }
 
+// groupOf returns a group and the digest of its tasks. The group is zero if there is none.
 func groupOf(ctx context.Context, q querier, id string) (g provider.TaskGroup, digest string, err error) {
-	g.ID = id
-	var data string
-	err = one(ctx, q, []any{&g.Kind, &data, &g.Total, &g.Open, &digest}, findGroup, id)
-	g.Data = []byte(data)
+	_, err = find(ctx, q, []any{&g.ID, &g.Kind, (*[]byte)(&g.Data), &g.Total, &g.Open, &digest}, findGroup, id)
 	return g, digest, err
 }
 
@@ -123,21 +110,18 @@ func groupOf(ctx context.Context, q querier, id string) (g provider.TaskGroup, d
 func (t taskTx) Answer(ctx context.Context, a provider.TaskAnswer) (outcome provider.AnswerOutcome, err error) {
 	err = t.update(ctx, "answer a task", provider.CheckTaskAnswer(a), func() error {
 		was, now, err := t.task(ctx, a.Task)
-		switch {
-		case errors.Is(err, sql.ErrNoRows):
-			outcome = provider.AnswerNotFound
-			return nil
-		case err == nil && was.State == nil:
-			err = fmt.Errorf("task %s: %w", a.Task, errMalformed)
-		}
-		if err != nil {
-			return err
-		}
 		is, answered := was.Answer(&a, now)
-		if outcome = answered; outcome != provider.AnswerTaken {
-			return nil
+		switch outcome = answered; {
+		case err != nil:
+			return err
+		case was.ID == "":
+			outcome = provider.AnswerNotFound
+		case was.State == nil:
+			return fmt.Errorf("task %s: %w", a.Task, errMalformed)
+		case outcome == provider.AnswerTaken:
+			return t.save(ctx, is, taskrow.Record{What: provider.WhatAnswered, Detail: a.Name, Decision: provider.Decision{By: a.ID}})
 		}
-		return t.saveWith(ctx, is, taskrow.Record{What: provider.WhatAnswered, Detail: a.Name, By: a.ID})
+		return nil
 	})
 	if err != nil {
 		return "", err
@@ -172,10 +156,8 @@ func (t taskTx) Change(ctx context.Context, c provider.TaskChange) (changed prov
 			return err
 		}
 		g := &provider.TaskGroup{ID: changed.Now.Group}
-		var data string
-		err = one(ctx, t, []any{&g.Kind, &data, &g.Total, &g.Open}, countGroup, g.ID)
-		g.Data, changed.Group = []byte(data), g
-		return wrap("count group "+g.ID, err)
+		changed.Group = g
+		return wrap("count group "+g.ID, one(ctx, t, []any{&g.Kind, (*[]byte)(&g.Data), &g.Total, &g.Open}, countGroup, g.ID))
 	})
 	if err != nil {
 		return provider.TaskChanged{}, err

@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -26,37 +27,27 @@ const codeMalformed = "malformed"
 // scanTask scans taskColumns and then more. If the state of the task is malformed, State is nil and
 // the error is nil. A time outside the years 1 to 9999 is zero.
 func scanTask(rows *sql.Rows, more ...any) (r taskrow.Row, err error) {
-	var token, metadata, input, state, result []byte
-	var created int64
-	var wait, next, ended, attempted sql.NullInt64
+	var token, metadata, state []byte
 	err = rows.Scan(append([]any{&r.ID, &r.Kind, &r.Group, &r.GroupKind, &r.Status, &r.Undo, &r.Why, &r.Doubt, &r.Version, &r.Attempts,
-		&r.Vanished, &r.Suspect, &r.Waits, &wait, &token, &r.ClaimedBy, &r.Code, &next, &created, &ended, &attempted, &metadata, &input, &state, &result}, more...)...)
+		&r.Vanished, &r.Suspect, &r.Waits, scanTime(&r.WaitEnds), &token, &r.ClaimedBy, &r.Code, scanTime(&r.NextAt), scanTime(&r.CreatedAt),
+		scanTime(&r.EndedAt), scanTime(&r.LastAttemptedAt), &metadata, (*[]byte)(&r.Input), &state, (*[]byte)(&r.Result)}, more...)...)
 	if err != nil {
 		return r, err
 	}
 	copy(r.Token[:], token)
-	r.Input, r.Result, r.Metadata = input, result, provider.ParseTaskMetadata(metadata)
+	r.Metadata = provider.ParseTaskMetadata(metadata)
 	if json.Unmarshal(state, &r.State) != nil {
 		r.State = nil
 	}
-	r.WaitEnds, r.NextAt, r.EndedAt, r.LastAttemptedAt = storedTime(wait), storedTime(next), storedTime(ended), storedTime(attempted)
-	r.CreatedAt = storedTime(sql.NullInt64{Int64: created, Valid: true})
+	for _, t := range []*time.Time{&r.WaitEnds, &r.NextAt, &r.CreatedAt, &r.EndedAt, &r.LastAttemptedAt} {
+		*t, _ = provider.StoredTime(*t)
+	}
 	return r, nil
 }
 
-func storedTime(ms sql.NullInt64) time.Time {
-	t, _ := provider.StoredTime(timeOrZero(ms))
-	return t
-}
-
 // taskRowsOf returns the tasks of a query that selects taskColumns.
-func taskRowsOf(ctx context.Context, q querier, query string, args ...any) (all []taskrow.Row, err error) {
-	err = eachRow(ctx, q, func(rows *sql.Rows) error {
-		r, err := scanTask(rows)
-		all = append(all, r)
-		return err
-	}, query, args...)
-	return all, err
+func taskRowsOf(ctx context.Context, q querier, query string, args ...any) ([]taskrow.Row, error) {
+	return collect(ctx, q, func(rows *sql.Rows) (taskrow.Row, error) { return scanTask(rows) }, query, args...)
 }
 
 func tasksOf(rows []taskrow.Row) (tasks []provider.Task) {
@@ -80,28 +71,25 @@ where id = ?1`
 insert into kinora_task_trail (task, what, detail, by_whom, reason, at) values (?1, ?2, ?3, ?4, ?5, ` + clock + `)`
 )
 
-// task reads a task and the clock. The error is sql.ErrNoRows if there is none.
+// task reads a task and the clock. The task is zero if there is none.
 func (s session) task(ctx context.Context, id string) (r taskrow.Row, now time.Time, err error) {
-	found := sql.ErrNoRows
-	err = eachRow(ctx, s, func(rows *sql.Rows) error {
-		var ms int64
-		r, found = scanTask(rows, &ms)
-		now = timeOf(ms)
-		return nil
+	err = eachRow(ctx, s, func(rows *sql.Rows) (err error) {
+		r, err = scanTask(rows, scanTime(&now))
+		return err
 	}, findTask, id)
-	if err == nil {
-		err = found
-	}
 	return r, now, err
 }
 
-// save writes the columns of r that changes of a task can change.
-func (s session) save(ctx context.Context, r taskrow.Row) error {
+// save writes the columns of r that changes of a task can change, and adds records to its trail.
+func (s session) save(ctx context.Context, r taskrow.Row, records ...taskrow.Record) error {
 	state, err := json.Marshal(r.State)
 	if err != nil {
 		return &eventstore.InvalidError{Field: "slots", Reason: "cannot be encoded as JSON: " + err.Error()}
 	}
-	return s.saveExcept(ctx, r, string(state))
+	if err := s.saveExcept(ctx, r, string(state)); err != nil {
+		return err
+	}
+	return s.record(ctx, r.ID, records...)
 }
 
 // saveExcept is save with another state, or without the state: it may be malformed.
@@ -111,17 +99,9 @@ func (s session) saveExcept(ctx context.Context, r taskrow.Row, state any) error
 	return err
 }
 
-// saveWith saves r and adds records to its trail.
-func (s session) saveWith(ctx context.Context, r taskrow.Row, records ...taskrow.Record) error {
-	if err := s.save(ctx, r); err != nil {
-		return err
-	}
-	return s.recordAll(ctx, r.ID, records)
-}
-
-func (s session) recordAll(ctx context.Context, task string, records []taskrow.Record) error {
+func (s session) record(ctx context.Context, task string, records ...taskrow.Record) error {
 	for _, r := range records {
-		if err := s.record(ctx, task, r.What, r.Detail, provider.Decision{By: r.By}); err != nil {
+		if _, err := s.exec(ctx, insertTrail, task, r.What, r.Detail, r.By, r.Reason); err != nil {
 			return err
 		}
 	}
@@ -136,18 +116,10 @@ func msOf(t time.Time) any {
 	return t.Add(time.Millisecond - 1).UnixMilli()
 }
 
-func (s session) record(ctx context.Context, task, what, detail string, by provider.Decision) error {
-	_, err := s.exec(ctx, insertTrail, task, what, detail, by.By, by.Reason)
-	return err
-}
-
 // changeTask applies c. It reads the task and writes it: the transaction has the write lock, or
 // fails to write if it has not.
 func (s session) changeTask(ctx context.Context, c *provider.TaskChange) (provider.TaskChanged, error) {
 	was, now, err := s.task(ctx, c.ID)
-	if errors.Is(err, sql.ErrNoRows) {
-		return provider.TaskChanged{}, nil
-	}
 	if err != nil {
 		return provider.TaskChanged{}, err
 	}
@@ -158,33 +130,26 @@ func (s session) changeTask(ctx context.Context, c *provider.TaskChange) (provid
 	if was.State == nil {
 		return provider.TaskChanged{}, fmt.Errorf("task %s: %w", c.ID, errMalformed)
 	}
-	if err := s.saveWith(ctx, is, records...); err != nil {
-		return provider.TaskChanged{}, err
-	}
-	return provider.TaskChanged{
-		Applied: true, Now: provider.Task{ID: is.ID, Undo: is.Undo, Version: is.Version, Group: is.Group},
-	}, nil
+	changed := provider.TaskChanged{Applied: true, Now: provider.Task{ID: is.ID, Undo: is.Undo, Version: is.Version, Group: is.Group}}
+	return changed, s.save(ctx, is, records...)
 }
 
 // ChangeTasks implements provider.Tasks.
 func (d *Provider) ChangeTasks(ctx context.Context, changes []provider.TaskChange) ([]provider.TaskChanged, error) {
-	if err := provider.CheckTaskChanges(changes); err != nil {
-		return nil, wrap("change tasks", err)
-	}
 	if len(changes) == 0 {
 		return nil, nil
 	}
-	changed := make([]provider.TaskChanged, len(changes))
-	err := d.writeTx(ctx, func(u *unit) (err error) {
+	return update(ctx, d, "change tasks", provider.CheckTaskChanges(changes), func(u *unit) ([]provider.TaskChanged, error) {
+		changed := make([]provider.TaskChanged, len(changes))
 		for i := range changes {
+			var err error
 			if changed[i], err = u.changeTask(ctx, &changes[i]); err != nil {
-				return err
+				return nil, err
 			}
-			u.tasks = u.tasks || changes[i].To == provider.TaskPending
+			u.add(news{tasks: changes[i].To == provider.TaskPending})
 		}
-		return nil
+		return changed, nil
 	})
-	return result(changed, "change tasks", err)
 }
 
 const renewTask = `
@@ -193,23 +158,22 @@ update kinora_tasks set next_at = ` + clock + ` + ?3 where id = ?1 and status = 
 // RenewTasks implements provider.Tasks. No row has a lock of its own: RenewTasks waits, as every
 // write does, until no other transaction writes or ctx ends. Meanwhile no worker can claim a
 // task. A loss of power, which ends the workers too, may lose its commit.
-func (d *Provider) RenewTasks(ctx context.Context, tasks []provider.Task, lease time.Duration) (late []string, err error) {
+func (d *Provider) RenewTasks(ctx context.Context, tasks []provider.Task, lease time.Duration) ([]string, error) {
 	if len(tasks) == 0 {
 		return nil, nil
 	}
-	err = d.writeTx(unsynced(ctx), func(u *unit) error {
+	return update(unsynced(ctx), d, "renew tasks", nil, func(u *unit) (late []string, err error) {
 		for _, t := range tasks {
 			n, err := u.changed(ctx, renewTask, t.ID, tokenOf(t.Token), millis(lease))
 			if err != nil {
-				return err
+				return nil, err
 			}
 			if n == 0 {
 				late = append(late, t.ID)
 			}
 		}
-		return nil
+		return late, nil
 	})
-	return result(late, "renew tasks", err)
 }
 
 // TaskKinds walks from kind to kind by the index; null ends the walk. The character after a slash
@@ -272,23 +236,16 @@ func (d *Provider) DeleteTasks(ctx context.Context, keep provider.TaskRetention,
 	limit = max(limit, 0)
 	done, undone := millis(keep.Done), millis(keep.Undone)
 	var tasks, groups bool
-	if err = one(ctx, d.reads, []any{&tasks}, hasOldTasks, done, undone, limit); err == nil {
-		err = one(ctx, d.reads, []any{&groups}, hasOldGroups, done, limit)
-	}
+	err = cmp.Or(one(ctx, d.reads, []any{&tasks}, hasOldTasks, done, undone, limit), one(ctx, d.reads, []any{&groups}, hasOldGroups, done, limit))
 	if err == nil && (tasks || groups) {
 		err = d.writeTx(ctx, func(u *unit) error {
 			ids, err := column[string](ctx, u, oldTasks, done, undone, limit)
-			if err != nil {
-				return err
+			if n = len(ids); err == nil {
+				err = u.execAll(ctx, []string{deleteTrails, deleteTasks}, listOf(ids))
 			}
-			n = len(ids)
-			if _, err := u.exec(ctx, deleteTrails, listOf(ids)); err != nil {
-				return err
+			if err == nil {
+				_, err = u.exec(ctx, deleteGroups, done, limit)
 			}
-			if _, err := u.exec(ctx, deleteTasks, listOf(ids)); err != nil {
-				return err
-			}
-			_, err = u.exec(ctx, deleteGroups, done, limit)
 			return err
 		})
 	}
@@ -353,10 +310,9 @@ where id = ?1`
 
 const readClock = `select ` + clock
 
-func (s session) now(ctx context.Context) (time.Time, error) {
-	var ms int64
-	err := one(ctx, s, []any{&ms}, readClock)
-	return timeOf(ms), err
+func (s session) now(ctx context.Context) (now time.Time, err error) {
+	err = one(ctx, s, []any{scanTime(&now)}, readClock)
+	return now, err
 }
 
 // takeTask claims the task that was read as r. It abandons a task whose state is malformed, because every
@@ -368,48 +324,46 @@ func (s session) takeTask(ctx context.Context, r taskrow.Row, q provider.TaskQue
 	if err != nil || n == 0 {
 		return taken, false, err
 	}
-	if err = s.recordAll(ctx, r.ID, records); err == nil && r.State == nil {
-		if _, err = s.exec(ctx, damageTask, r.ID); err == nil {
-			err = s.record(ctx, r.ID, provider.WhatAbandoned, codeMalformed, provider.Decision{By: t.Holder})
-		}
-		ok = false
+	if r.State == nil {
+		ok, records = false, append(records, taskrow.Record{What: provider.WhatAbandoned, Detail: codeMalformed, Decision: provider.Decision{By: t.Holder}})
+		_, err = s.exec(ctx, damageTask, r.ID)
+	}
+	if err == nil {
+		err = s.record(ctx, r.ID, records...)
 	}
 	return taken, ok, err
 }
 
 // ClaimTasks implements provider.Tasks, as ClaimEntries does: it reads the candidates
 // before the transaction begins, so that an idle worker takes no write lock.
-func (d *Provider) ClaimTasks(ctx context.Context, q provider.TaskQuery, t claim.Terms) (taken []provider.Task, err error) {
-	if t, err = t.WithDefaults(); err != nil {
+func (d *Provider) ClaimTasks(ctx context.Context, q provider.TaskQuery, t claim.Terms) ([]provider.Task, error) {
+	t, err := t.WithDefaults()
+	if err != nil {
 		return nil, err
 	}
 	if q.Alone {
 		t.Limit = 1
 	}
-	err = provider.CheckStorable("query.kinds", q.Kinds...)
-	if err == nil {
-		err = d.notInside(ctx) // also if there is nothing to claim
-	}
-	if err != nil {
+	// an open transaction is an error also if there is nothing to claim
+	if err = cmp.Or(provider.CheckStorable("query.kinds", q.Kinds...), d.notInside(ctx)); err != nil {
 		return nil, fmt.Errorf("claim tasks: %w", err)
 	}
 	rows, err := taskCandidatesOf(ctx, d.reads, q, t.Limit)
 	if err != nil || len(rows) == 0 {
 		return nil, wrap("read task candidates", err)
 	}
-	err = d.writeTx(ctx, func(u *unit) error {
-		taken, err = u.claimTasks(ctx, rows, q, t)
+	return update(ctx, d, "claim tasks", nil, func(u *unit) ([]provider.Task, error) {
+		taken, err := u.claimTasks(ctx, rows, q, t)
 		if err != nil || len(taken) > 0 {
-			return err
+			return taken, err
 		}
 		// Another worker claimed the candidates first, or none of them can run. No worker can claim
 		// while this transaction holds the lock.
 		if rows, err = taskCandidatesOf(ctx, u, q, t.Limit); err == nil {
 			taken, err = u.claimTasks(ctx, rows, q, t)
 		}
-		return err
+		return taken, err
 	})
-	return result(taken, "claim tasks", err)
 }
 
 func (s session) claimTasks(ctx context.Context, rows []taskrow.Row, q provider.TaskQuery, t claim.Terms) (taken []provider.Task, err error) {

@@ -177,13 +177,6 @@ const clock = `cast(round(unixepoch('subsec') * 1000) as integer)`
 
 func timeOf(ms int64) time.Time { return time.UnixMilli(ms).UTC() }
 
-func timeOrZero(ms sql.NullInt64) time.Time {
-	if !ms.Valid {
-		return time.Time{}
-	}
-	return timeOf(ms.Int64)
-}
-
 // storedMillis is a time that is stored in milliseconds; null is the zero time.
 type storedMillis time.Time
 
@@ -195,7 +188,9 @@ func (t *storedMillis) Scan(stored any) error {
 	}
 	var ms sql.NullInt64
 	err := ms.Scan(stored)
-	*t = storedMillis(timeOrZero(ms))
+	if *t = (storedMillis{}); ms.Valid {
+		*t = storedMillis(timeOf(ms.Int64))
+	}
 	return err
 }
 
