@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strconv"
@@ -185,8 +186,13 @@ func (db *Provider) Survey(ctx context.Context, limit int) (provider.Survey, err
 			all.Head, all.Settled = logPlace(e), e.Position
 		}
 		s.surveyParked(&all, limit)
-		all.Entries = entryCounts(s, limit)
-		all.Tasks, all.DueTasks = s.surveyTasks(now, limit)
+		like := map[provider.EntryStatus]provider.EntryStatus{provider.EntryClaimed: provider.EntryPending, provider.EntryAbandoned: provider.EntryFailed}
+		all.Entries, all.Tasks = countHeld(limit, like, s.surveyEntries), countHeld(limit, nil, s.surveyTasks)
+		for kind := range s.work.open.from("") {
+			for _, t := range s.work.candidates(provider.TaskQuery{Kinds: []string{kind}}, 1, now) {
+				all.DueTasks = append(all.DueTasks, provider.DueTask{Kind: kind, Due: t.NextAt})
+			}
+		}
 		for _, r := range s.services.from("") {
 			all.Services = append(all.Services, r)
 		}
@@ -259,82 +265,52 @@ func upTo(limit int, n int64) provider.Count {
 	return provider.Count{N: min(n, int64(limit)), AtLeast: n >= int64(limit)}
 }
 
-// entryCounts counts entries. Those that claims may take are counted together up to the limit, and so are
-// those that failed or are abandoned.
-func entryCounts(s *state, limit int) (all []provider.EntryCount) {
+func (s *state) surveyEntries(yield func(provider.EntryCount) bool) {
 	for _, e := range s.entries.from(0) {
-		if !e.Status.Open() {
-			continue
-		}
 		one := provider.EntryCount{Status: e.Status, Oldest: e.CreatedAt}
 		if e.Status == provider.EntryClaimed {
 			one.Holder, one.Until = e.ClaimedBy, e.NextAttemptAt
 		}
-		all = countHeld(all, one)
-	}
-	group := func(status provider.EntryStatus) int {
-		return slices.IndexFunc([]bool{
-			status == provider.EntryPending || status == provider.EntryClaimed, status == provider.EntryFailed || status == provider.EntryAbandoned, true,
-		}, func(is bool) bool { return is })
-	}
-	sums := map[int]int64{}
-	for _, c := range all {
-		sums[group(c.Status)] += c.N
-	}
-	for i := range all {
-		all[i].Count = provider.Count{N: min(all[i].N, int64(limit)), AtLeast: sums[group(all[i].Status)] >= int64(limit)}
-	}
-	sortHeld(all)
-	return all
-}
-
-// countHeld adds one row to the count of its status and holder.
-func countHeld[Status ~string](all []provider.HeldCount[Status], one provider.HeldCount[Status]) []provider.HeldCount[Status] {
-	i := slices.IndexFunc(all, func(c provider.HeldCount[Status]) bool { return c.Status == one.Status && c.Holder == one.Holder })
-	if i < 0 {
-		i, all = len(all), append(all, one)
-	}
-	all[i].N++
-	if one.Oldest.Before(all[i].Oldest) {
-		all[i].Oldest = one.Oldest
-	}
-	if one.Until.After(all[i].Until) {
-		all[i].Until = one.Until
-	}
-	return all
-}
-
-func sortHeld[Status ~string](all []provider.HeldCount[Status]) {
-	slices.SortFunc(all, func(a, b provider.HeldCount[Status]) int {
-		return cmp.Or(cmp.Compare(a.Status, b.Status), cmp.Compare(a.Holder, b.Holder))
-	})
-}
-
-func (s *state) surveyTasks(now time.Time, limit int) (all []provider.TaskCount, due []provider.DueTask) {
-	for _, t := range s.work.tasks.from("") {
-		if t.Status.Final() {
-			continue
+		if e.Status.Open() && !yield(one) {
+			return
 		}
+	}
+}
+
+func (s *state) surveyTasks(yield func(provider.TaskCount) bool) {
+	for _, t := range s.work.tasks.from("") {
 		one := provider.TaskCount{Status: t.Status, Oldest: t.CreatedAt}
 		if t.Status == provider.TaskClaimed {
 			one.Holder, one.Until = t.ClaimedBy, t.NextAt
 		}
-		all = countHeld(all, one)
-		if !t.Status.Open() || t.Suspect || t.NextAt.IsZero() || t.NextAt.After(now) {
-			continue
+		if !t.Status.Final() && !yield(one) {
+			return
 		}
-		k := slices.IndexFunc(due, func(d provider.DueTask) bool { return d.Kind == t.Kind })
-		if k < 0 {
-			k, due = len(due), append(due, provider.DueTask{Kind: t.Kind, Due: t.NextAt})
+	}
+}
+
+// countHeld counts rows by their status and holder. Statuses with the same value in like are counted together up to the limit.
+func countHeld[Status ~string](limit int, like map[Status]Status, rows iter.Seq[provider.HeldCount[Status]]) (all []provider.HeldCount[Status]) {
+	sums := map[Status]int64{}
+	for one := range rows {
+		sums[cmp.Or(like[one.Status], one.Status)]++
+		i := slices.IndexFunc(all, func(c provider.HeldCount[Status]) bool { return c.Status == one.Status && c.Holder == one.Holder })
+		if i < 0 {
+			i, all = len(all), append(all, one)
 		}
-		if t.NextAt.Before(due[k].Due) {
-			due[k].Due = t.NextAt
+		all[i].N++
+		if one.Oldest.Before(all[i].Oldest) {
+			all[i].Oldest = one.Oldest
+		}
+		if one.Until.After(all[i].Until) {
+			all[i].Until = one.Until
 		}
 	}
 	for i := range all {
-		all[i].Count = upTo(limit, all[i].N)
+		all[i].Count = provider.Count{N: min(all[i].N, int64(limit)), AtLeast: sums[cmp.Or(like[all[i].Status], all[i].Status)] >= int64(limit)}
 	}
-	sortHeld(all)
-	slices.SortFunc(due, func(a, b provider.DueTask) int { return cmp.Compare(a.Kind, b.Kind) })
-	return all, due
+	slices.SortFunc(all, func(a, b provider.HeldCount[Status]) int {
+		return cmp.Or(cmp.Compare(a.Status, b.Status), cmp.Compare(a.Holder, b.Holder))
+	})
+	return all
 }

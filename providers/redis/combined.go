@@ -73,7 +73,7 @@ type marked struct {
 }
 
 // errChanged: messages are not as the unit has found them.
-var errChanged = &provider.Error{Class: provider.ClassTransient, Code: "changed", Err: errors.New("markers or the checkpoint have changed")}
+var errChanged = transient("changed", errors.New("markers or the checkpoint have changed"))
 
 // runsAgain is how often run is called again after errChanged.
 const runsAgain = 20
@@ -136,7 +136,7 @@ func (m *marked) record(ctx context.Context) error {
 	if m.unit.Advance != nil {
 		to = &m.unit.Advance.To
 	}
-	a, err := m.Units.run(ctx, recordScript, m.client, m.keys.list, addPlace(args, to))
+	a, err := m.Units.run(ctx, recordScript, m.keys.list, addPlace(args, to))
 	if err != nil {
 		return err
 	}

@@ -25,18 +25,19 @@ const differingMost = 100_000
 func (u *Units) Differing(ctx context.Context, c provider.Comparison) (found []provider.Difference, err error) {
 	for _, pair := range c.Pairs {
 		for i, table := range []string{pair.Table, pair.Other} {
-			err := u.keysOfTable(ctx, table, func(keys []string) error {
-				for _, key := range keys {
+			_, err := u.scanTable(ctx, table, 0, func(_ goredis.Cmdable, keys []string) (more bool, err error) {
+				slices.Sort(keys)
+				for _, key := range slices.Compact(keys) {
 					rest := strings.TrimPrefix(key, u.Key(table))
 					d, differs, err := u.difference(ctx, pair, c.Ignore, rest, i == 1)
 					if err != nil {
-						return err
+						return false, err
 					}
 					if differs && len(found) < differingMost {
 						found = append(found, d)
 					}
 				}
-				return nil
+				return true, nil
 			})
 			if err != nil {
 				return nil, err
@@ -125,18 +126,10 @@ func (u *Units) value(ctx context.Context, key string) (v value, err error) {
 		return v, wrapped("compare", err)
 	}
 	v.parts = map[string]string{}
-	number := func(list []string) {
-		for i, item := range list {
-			v.parts[fmt.Sprintf("%09d", i)] = item
-		}
-	}
 	switch v.kind {
 	case "none":
 	case "string":
-		var text string
-		if text, err = u.client.Get(ctx, key).Result(); err == nil {
-			v.parts[""] = text
-		}
+		v.parts[""], err = u.client.Get(ctx, key).Result()
 	case "hash":
 		v.parts, err = u.client.HGetAll(ctx, key).Result()
 	case "set":
@@ -153,14 +146,12 @@ func (u *Units) value(ctx context.Context, key string) (v value, err error) {
 		}
 	case "list":
 		var items []string
-		if items, err = u.client.LRange(ctx, key, 0, -1).Result(); err == nil {
-			number(items)
+		items, err = u.client.LRange(ctx, key, 0, -1).Result()
+		for i, item := range items {
+			v.parts[fmt.Sprintf("%09d", i)] = item
 		}
 	default: // a stream, or the type of a module
-		var dump string
-		if dump, err = u.client.Dump(ctx, key).Result(); err == nil {
-			v.parts[""] = dump
-		}
+		v.parts[""], err = u.client.Dump(ctx, key).Result()
 	}
 	if err == goredis.Nil { //nolint:errorlint // it was deleted in between
 		return value{kind: "none", parts: map[string]string{}}, nil

@@ -75,7 +75,7 @@ func ofExec(err error, applied bool) *provider.Error {
 	case errors.Is(err, context.Canceled):
 		return &provider.Error{Class: provider.ClassShutdown, Err: err}
 	case errors.Is(err, context.DeadlineExceeded): // while waiting for a connection
-		return &provider.Error{Class: provider.ClassTransient, Code: provider.CodeDeadline, Err: err}
+		return transient(provider.CodeDeadline, err)
 	case isNetwork(err):
 		return &provider.Error{Class: provider.ClassAmbiguous, Code: codeNetwork, Err: err}
 	}

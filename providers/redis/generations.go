@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -87,7 +86,7 @@ func (u *Units) SetState(ctx context.Context, g provider.Generation) error {
 	case provider.GenerationRequested, provider.GenerationBuilding, provider.GenerationLive:
 		return nil
 	}
-	_, err := u.run(ctx, stateScript, u.client, u.keysOf(g.Build).list[:1], []any{mode})
+	_, err := u.run(ctx, stateScript, u.keysOf(g.Build).list[:1], []any{mode})
 	return err
 }
 
@@ -112,8 +111,8 @@ func (u *Units) ClearGeneration(ctx context.Context, b provider.Build, handlers,
 			}
 		}
 	}
-	if err := u.client.Unlink(ctx, k.list[1]).Err(); err != nil {
-		return n, ofExec(err, false)
+	if err := unlink(ctx, u.client, k.list[1:2]); err != nil {
+		return n, err
 	}
 	for _, table := range tables {
 		name, err := u.renamedFrom(ctx, table)
@@ -141,47 +140,57 @@ func (u *Units) renamedFrom(ctx context.Context, table string) (string, error) {
 // unlinkTable deletes at most limit keys of a table. Zero: none is left. It continues where the last call
 // has stopped.
 func (u *Units) unlinkTable(ctx context.Context, b provider.Build, table string, limit int) (n int, err error) {
-	node, err := u.nodeOf(ctx, u.own("shown"))
-	if err != nil {
-		return 0, ofExec(err, false)
-	}
 	scan := b.String() + "/" + table
-	u.mu.Lock()
-	cursor := u.scans[scan]
-	u.mu.Unlock()
-	for isFirst := true; isFirst || cursor != 0 && n < limit; isFirst = false {
-		var keys []string
-		if keys, cursor, err = node.Scan(ctx, cursor, escaped(u.Key(table))+"*", 1000).Result(); err != nil {
-			return n, ofExec(err, false)
-		}
-		keys = slices.DeleteFunc(keys, func(key string) bool { return !u.isOf(table, key) })
-		if len(keys) > 0 {
-			if err := node.Unlink(ctx, keys...).Err(); err != nil {
-				return n, ofExec(err, false)
-			}
-		}
+	last, _ := u.scans.LoadAndDelete(scan)
+	cursor, _ := last.(uint64)
+	cursor, err = u.scanTable(ctx, table, cursor, func(node goredis.Cmdable, keys []string) (more bool, err error) {
 		n += len(keys)
+		return n < limit, unlink(ctx, node, keys)
+	})
+	if err != nil {
+		return n, err
 	}
-	u.mu.Lock()
-	if u.scans[scan] = cursor; cursor == 0 {
-		delete(u.scans, scan)
-	}
-	u.mu.Unlock()
 	if cursor != 0 {
+		u.scans.Store(scan, cursor)
 		n = max(n, 1)
 	}
 	return n, nil
 }
 
-// isOf reports whether a key is one of a table.
-func (u *Units) isOf(table, key string) bool {
-	rest, ok := strings.CutPrefix(key, u.Key(table))
-	return ok && (rest == "" || rest[0] == ':')
+func unlink(ctx context.Context, node goredis.Cmdable, keys []string) error {
+	if len(keys) == 0 {
+		return nil
+	}
+	return wrapped("delete keys", node.Unlink(ctx, keys...).Err())
 }
 
-// escaped returns a name as a pattern of SCAN.
-func escaped(name string) string {
-	return strings.NewReplacer("*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`, `\`, `\\`).Replace(name)
+// scanTable is scan for the keys of a table.
+func (u *Units) scanTable(ctx context.Context, table string, cursor uint64, fn func(node goredis.Cmdable, keys []string) (more bool, err error)) (uint64, error) {
+	return u.scan(ctx, u.Key(table), cursor, func(node goredis.Cmdable, keys []string) (more bool, err error) {
+		return fn(node, slices.DeleteFunc(keys, func(key string) bool {
+			rest, ok := strings.CutPrefix(key, u.Key(table))
+			return !ok || rest != "" && rest[0] != ':'
+		}))
+	})
+}
+
+// scan calls fn with the keys that begin with a prefix, in pages, until it returns false. It returns where the next call goes on, or 0.
+func (u *Units) scan(ctx context.Context, prefix string, cursor uint64, fn func(node goredis.Cmdable, keys []string) (more bool, err error)) (uint64, error) {
+	node, err := u.nodeOf(ctx, u.own("shown"))
+	if err != nil {
+		return 0, wrapped("scan keys", err)
+	}
+	pattern := strings.NewReplacer("*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`, `\`, `\\`).Replace(prefix) + "*"
+	for more := true; more; more = more && cursor != 0 {
+		var keys []string
+		if keys, cursor, err = node.Scan(ctx, cursor, pattern, 1000).Result(); err != nil {
+			return 0, wrapped("scan keys", err)
+		}
+		if more, err = fn(node, keys); err != nil {
+			return 0, err
+		}
+	}
+	return cursor, nil
 }
 
 // nodeOf returns a client of the server that has a key.
@@ -190,25 +199,6 @@ func (u *Units) nodeOf(ctx context.Context, key string) (goredis.Cmdable, error)
 		return c.MasterForKey(ctx, key)
 	}
 	return u.client, nil
-}
-
-// keysOfTable calls fn with the keys of a table, in pages, some of them several times.
-func (u *Units) keysOfTable(ctx context.Context, table string, fn func(keys []string) error) error {
-	node, err := u.nodeOf(ctx, u.own("shown"))
-	if err != nil {
-		return ofExec(err, false)
-	}
-	for cursor, isFirst := uint64(0), true; isFirst || cursor != 0; isFirst = false {
-		var keys []string
-		if keys, cursor, err = node.Scan(ctx, cursor, escaped(u.Key(table))+"*", 1000).Result(); err != nil {
-			return ofExec(err, false)
-		}
-		keys = slices.DeleteFunc(keys, func(key string) bool { return !u.isOf(table, key) })
-		if err := fn(slices.Sorted(maps.Keys(setOf(keys)))); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func setOf(keys []string) map[string]bool {

@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/google/uuid"
@@ -73,17 +74,12 @@ func idOf(member string) string {
 	return strings.TrimPrefix(member, "t")
 }
 
-// errSlot returns the error of a key in another hash slot than those of Kinora.
-func (m *marked) errSlot(what, key string) error {
-	return permanent(codeCrossSlot, fmt.Errorf("%s: key %q is not in the hash slot of %s: make keys with Units.Key, or put %s into them", what, key, m.tag, m.tag))
-}
-
 // checkKeys returns an error if a key is in another hash slot of a cluster than the keys of Kinora.
-func (m *marked) checkKeys(keys []string) error {
+func (m *marked) checkKeys(what string, keys []string) error {
 	if _, is := m.client.(*goredis.ClusterClient); is {
 		for _, key := range keys {
 			if slotOf(key) != slotOf(m.keys.list[0]) {
-				return m.errSlot("watch", key)
+				return permanent(codeCrossSlot, fmt.Errorf("%s: key %q is not in the hash slot of %s: make keys with Units.Key, or put %s into them", what, key, m.tag, m.tag))
 			}
 		}
 	}
@@ -94,19 +90,13 @@ func (m *marked) checkKeys(keys []string) error {
 // keys of several slots while one server has them, and would fail later, when they have moved.
 func (m *marked) checkSlots(ctx context.Context, cmds []goredis.Cmder) error {
 	cluster, is := m.client.(*goredis.ClusterClient)
-	if !is || len(cmds) == 0 {
-		return nil
-	}
-	own := slotOf(m.keys.list[0])
-	for _, cmd := range cmds {
-		keys, err := m.keysOfCommand(ctx, cluster, cmd)
+	for i := 0; is && i < len(cmds); i++ {
+		keys, err := m.keysOfCommand(ctx, cluster, cmds[i])
+		if err == nil {
+			err = m.checkKeys(cmds[i].Name(), keys)
+		}
 		if err != nil {
 			return err
-		}
-		for _, key := range keys {
-			if slotOf(key) != own {
-				return m.errSlot(cmd.Name(), key)
-			}
 		}
 	}
 	return nil
@@ -114,21 +104,18 @@ func (m *marked) checkSlots(ctx context.Context, cmds []goredis.Cmder) error {
 
 // keysOfCommand returns the keys of a command. The server is asked for those whose place is not fixed.
 func (u *Units) keysOfCommand(ctx context.Context, c *goredis.ClusterClient, cmd goredis.Cmder) ([]string, error) {
-	u.mu.Lock()
-	infos := u.commands
-	u.mu.Unlock()
+	infos := u.commands.Load()
 	if infos == nil {
-		var err error
-		if infos, err = c.Command(ctx).Result(); err != nil {
+		all, err := c.Command(ctx).Result()
+		if err != nil {
 			return nil, ofExec(err, false)
 		}
-		u.mu.Lock()
-		u.commands = infos
-		u.mu.Unlock()
+		infos = &all
+		u.commands.Store(infos)
 	}
 	args := cmd.Args()
-	info := infos[strings.ToLower(cmd.Name())]
-	if info == nil || hasFlag(info, "movablekeys") {
+	info := (*infos)[strings.ToLower(cmd.Name())]
+	if info == nil || slices.Contains(info.Flags, "movablekeys") {
 		keys, err := c.Do(ctx, append([]any{"command", "getkeys"}, args...)...).StringSlice()
 		if err != nil && !isReply(err) {
 			return nil, ofExec(err, false)
@@ -144,15 +131,6 @@ func (u *Units) keysOfCommand(ctx context.Context, c *goredis.ClusterClient, cmd
 		keys = append(keys, fmt.Sprint(args[i]))
 	}
 	return keys, nil
-}
-
-func hasFlag(info *goredis.CommandInfo, flag string) bool {
-	for _, f := range info.Flags {
-		if f == flag {
-			return true
-		}
-	}
-	return false
 }
 
 // slotOf returns the hash slot of a key: CRC16 (XMODEM) of its hash tag, or of the whole key, modulo

@@ -43,12 +43,13 @@ func (m *marked) look(ctx context.Context) error {
 			m.places[i] = placeIn(p, is.checkpoint.Lineage)
 		}
 		m.setRecorded(i, &is)
-		if is.records[i] != "" && m.found.Recorded == nil {
+		if is.records[i] == "" {
+			continue
+		}
+		if m.found.Recorded == nil {
 			m.found.Recorded = make([]bool, len(u.Messages))
 		}
-		if is.records[i] != "" {
-			m.found.Recorded[i] = true
-		}
+		m.found.Recorded[i] = true
 	}
 	if u.IsReplay() {
 		m.setLive(&is)
@@ -101,7 +102,7 @@ func (m *marked) lookUp(ctx context.Context) (is looked, err error) {
 	for i := range m.unit.Messages {
 		args = m.addNames(append(args, member(m.unit.Messages[i].ID)), &m.unit.Messages[i])
 	}
-	a, err := m.Units.run(ctx, lookScript, m.client, m.keys.list, args)
+	a, err := m.Units.run(ctx, lookScript, m.keys.list, args)
 	if err != nil {
 		return is, err
 	}

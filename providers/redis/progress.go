@@ -1,7 +1,6 @@
 package redis
 
 import (
-	"cmp"
 	"context"
 	"encoding/hex"
 	"encoding/json"
@@ -9,7 +8,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
@@ -24,7 +22,7 @@ func (u *Units) Checkpoint(ctx context.Context, b provider.Build) (c provider.Ch
 		return c, fmt.Errorf("read the checkpoint: %w", err)
 	}
 	c.Generation = b.Number()
-	a, err := u.run(ctx, getCheckpointScript, u.client, u.keysOf(b).list[:1], nil)
+	a, err := u.run(ctx, getCheckpointScript, u.keysOf(b).list[:1], nil)
 	if err != nil {
 		return c, fmt.Errorf("read the checkpoint: %w", err)
 	}
@@ -67,20 +65,16 @@ func readSplits(is map[string]string, c *provider.Checkpoint) error {
 	if len(c.Splits) == 0 {
 		c.Splits = nil
 	}
-	for field := range is {
-		text, ok := strings.CutPrefix(field, "segment:")
-		text, isPosition := strings.CutSuffix(text, ":position")
-		number, err := strconv.Atoi(text)
-		if !ok || !isPosition || err != nil {
-			continue
+	for _, split := range slices.Backward(c.Splits) { // the oldest one first
+		for number := split.First; number < split.First+split.Count; number++ {
+			own := fmt.Sprintf("segment:%d:", number)
+			s := provider.Segment{Number: number, Place: provider.LogPlace{ID: is[own+"id"], RecordedAt: timeOf(is[own+"recorded"])}}
+			if _, err := fmt.Sscan(is[own+"position"], &s.Place.Position); err == nil {
+				_, _ = hex.Decode(s.Token[:], []byte(is[own+"token"]))
+				c.Segments = append(c.Segments, s)
+			}
 		}
-		own := "segment:" + text + ":"
-		s := provider.Segment{Number: number, Place: provider.LogPlace{ID: is[own+"id"], RecordedAt: timeOf(is[own+"recorded"])}}
-		_, _ = fmt.Sscan(is[own+"position"], &s.Place.Position)
-		_, _ = hex.Decode(s.Token[:], []byte(is[own+"token"]))
-		c.Segments = append(c.Segments, s)
 	}
-	slices.SortFunc(c.Segments, func(a, b provider.Segment) int { return cmp.Compare(a.Number, b.Number) })
 	return nil
 }
 
@@ -97,7 +91,7 @@ func (u *Units) TakeSegment(ctx context.Context, b provider.Build, number int, t
 	if err := u.checkServer(ctx); err != nil {
 		return was, false, err
 	}
-	a, err := u.run(ctx, takeSegmentScript, u.client, u.keysOf(b).list[:1], []any{number, token.String()})
+	a, err := u.run(ctx, takeSegmentScript, u.keysOf(b).list[:1], []any{number, token.String()})
 	if err != nil {
 		return was, false, fmt.Errorf("take a segment: %w", err)
 	}
@@ -123,7 +117,7 @@ func (u *Units) SetCheckpoint(ctx context.Context, b provider.Build, from, to pr
 			return false, fmt.Errorf("set the checkpoint: %w", err)
 		}
 	}
-	a, err := u.run(ctx, setCheckpointScript, u.client, k.list[:1], []any{
+	a, err := u.run(ctx, setCheckpointScript, k.list[:1], []any{
 		modeText(from.Mode), from.Place.Position, from.Token.String(), bit(from.Restored), splitsText(from.Splits), to.Oldest(),
 		"mode", modeText(to.Mode), "position", to.Place.Position, "id", to.Place.ID, "recorded", timeText(to.Place.RecordedAt),
 		"lineage", to.Lineage, "token", to.Token.String(), "handlers", handlers, "lost", to.Lost,
@@ -171,24 +165,10 @@ func (u *Units) unlinkEmptied(ctx context.Context, b provider.Build) error {
 		}
 		return wrapped("look for a checkpoint", err)
 	}
-	node, err := u.nodeOf(ctx, k.list[0])
-	if err != nil {
-		return wrapped("look for markers", err)
-	}
-	for cursor, isFirst := uint64(0), true; isFirst || cursor != 0; isFirst = false {
-		var keys []string
-		if keys, cursor, err = node.Scan(ctx, cursor, escaped(u.own(k.build, ""))+"*", 1000).Result(); err != nil {
-			return wrapped("look for markers", err)
-		}
-		for _, key := range keys {
-			if key != k.list[0] {
-				if err := node.Unlink(ctx, key).Err(); err != nil {
-					return wrapped("delete markers", err)
-				}
-			}
-		}
-	}
-	return nil
+	_, err = u.scan(ctx, u.own(k.build, ""), 0, func(node goredis.Cmdable, keys []string) (more bool, err error) {
+		return true, unlink(ctx, node, slices.DeleteFunc(keys, func(key string) bool { return key == k.list[0] }))
+	})
+	return err
 }
 
 // lookPage is the most messages that one script looks up.
@@ -224,7 +204,7 @@ func (u *Units) PruneApplied(ctx context.Context, b provider.Build, handlers []s
 	for _, h := range append([]string{noHandler}, handlers...) {
 		sets = append(sets, k.events(h))
 	}
-	a, err := u.run(ctx, pruneAppliedScript, u.client, sets, []any{limit})
+	a, err := u.run(ctx, pruneAppliedScript, sets, []any{limit})
 	if err != nil {
 		return 0, fmt.Errorf("prune applied: %w", err)
 	}

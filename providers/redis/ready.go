@@ -46,10 +46,7 @@ func (u *Units) checkServer(ctx context.Context) error {
 	if id == "" {
 		return fmt.Errorf("%w: INFO has no run_id, so a restart could not be noticed", ErrUnsafe)
 	}
-	u.mu.Lock()
-	checked := u.checked
-	u.mu.Unlock()
-	if checked == id {
+	if checked := u.checked.Load(); checked != nil && *checked == id {
 		return nil
 	}
 	if text, err = node.Info(ctx, "memory").Result(); err != nil {
@@ -59,9 +56,7 @@ func (u *Units) checkServer(ctx context.Context) error {
 	if policy == "" || strings.HasPrefix(policy, "allkeys-") {
 		return fmt.Errorf("%w: maxmemory-policy is %q: set noeviction or one of volatile-*, or use another server for other data", ErrUnsafe, policy)
 	}
-	u.mu.Lock()
-	u.checked = id
-	u.mu.Unlock()
+	u.checked.Store(&id)
 	return nil
 }
 

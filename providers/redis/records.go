@@ -37,30 +37,22 @@ func (u *Units) Outcomes(ctx context.Context, questions []provider.Question) ([]
 			return nil, fmt.Errorf("look up outcomes: %w", ofExec(err, false))
 		}
 		for n, i := range all {
-			q := &questions[i]
-			isPlaced := q.Position > 0 && is.checkpoint.Mode != 0
-			switch {
-			case is.records[n] != "":
+			f := provider.Facts{
+				Checkpoint: is.checkpoint,
+				Marked:     func(string) bool { return is.marked[n][0] },
+				Pruned: func(handler string) (before time.Time) {
+					if ms, err := strconv.ParseInt(pruned[handler], 10, 64); err == nil {
+						before = time.UnixMilli(ms)
+					}
+					return before
+				},
+			}
+			if outcomes[i] = questions[i].Outcome(f); is.records[n] != "" {
 				outcomes[i] = provider.OutcomeWaiting
-			case isPlaced && q.Position <= is.checkpoint.Place.Position, is.marked[n][0]:
-				outcomes[i] = provider.OutcomeApplied
-			case !isPlaced && isPruned(q, pruned):
-				outcomes[i] = provider.OutcomePruned
 			}
 		}
 	}
 	return outcomes, nil
-}
-
-// isPruned reports whether markers of the message's age may have been deleted.
-func isPruned(q *provider.Question, pruned map[string]string) bool {
-	for _, name := range q.Names() {
-		ms, err := strconv.ParseInt(pruned[name], 10, 64)
-		if recorded, _ := provider.StoredTime(q.RecordedAt); err == nil && !recorded.IsZero() && !recorded.After(time.UnixMilli(ms)) {
-			return true
-		}
-	}
-	return false
 }
 
 // Prune implements provider.MarkerUnits. Markers of events are left to PruneApplied: their age is not

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"regexp"
 	"sync"
+	"sync/atomic"
 
 	"github.com/kinora-go/kinora/provider"
 	goredis "github.com/redis/go-redis/v9"
@@ -19,10 +20,9 @@ type Units struct {
 	cfg    Config
 	tag    string // "{tag}", or ""
 
-	mu       sync.Mutex
-	checked  string                          // the server whose settings were checked
-	scans    map[string]uint64               // by build: where ClearGeneration continues
-	commands map[string]*goredis.CommandInfo // of a cluster; see slots.go
+	checked  atomic.Pointer[string]                          // the server whose settings were checked
+	scans    sync.Map                                        // cursors by generation and table: where ClearGeneration continues
+	commands atomic.Pointer[map[string]*goredis.CommandInfo] // of a cluster; see checkSlots
 }
 
 var _ provider.MarkerUnits[goredis.Pipeliner] = (*Units)(nil)
@@ -32,7 +32,7 @@ var _ provider.MarkerUnits[goredis.Pipeliner] = (*Units)(nil)
 //   - A nil client and a Ring are errors, and so is an invalid cfg.
 //   - With OwnMarkers in a cluster, cfg.HashTag is required, and the client must read from masters.
 func New(client goredis.UniversalClient, cfg *Config) (*Units, error) {
-	u := &Units{client: client, scans: map[string]uint64{}}
+	u := &Units{client: client}
 	if cfg != nil {
 		u.cfg = *cfg
 	}
@@ -90,8 +90,12 @@ func (u *Units) exec(ctx context.Context, unit provider.Unit, run func(context.C
 	return t.end(ctx, err)
 }
 
-func permanent(code string, err error) error {
+func permanent(code string, err error) *provider.Error {
 	return &provider.Error{Class: provider.ClassPermanent, Code: code, Err: err}
+}
+
+func transient(code string, err error) *provider.Error {
+	return &provider.Error{Class: provider.ClassTransient, Code: code, Err: err}
 }
 
 // Config configures Units. The zero value is the default.

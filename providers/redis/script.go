@@ -72,38 +72,49 @@ func (a answer) number(i int) int64 {
 // errReply: the reply of a script does not have the form that its script returns.
 var errReply = errors.New("a script of Kinora has an unexpected reply")
 
-// run runs a script. The client does not notice that a context is canceled, so run waits for the
-// context too. An error is a *provider.Error. It is ambiguous if the script may have run.
-func (u *Units) run(ctx context.Context, s *goredis.Script, c goredis.Scripter, keys []string, args []any) (answer, error) {
+// run runs a script. An error is a *provider.Error. It is ambiguous if the script may have run.
+func (u *Units) run(ctx context.Context, s *goredis.Script, keys []string, args []any) (answer, error) {
+	return await(ctx, "a script", func() (answer, error) { return answerOf(s.Run(ctx, u.client, keys, args...)) })
+}
+
+// answerOf returns the reply of a script.
+func answerOf(cmd *goredis.Cmd) (answer, error) {
+	reply, err := cmd.Result()
+	if err != nil {
+		return nil, ofExec(err, false)
+	}
+	list, ok := reply.([]any)
+	if !ok {
+		return nil, &provider.Error{Class: provider.ClassUnknown, Err: errReply}
+	}
+	return list, nil
+}
+
+// await returns the result of send. The client does not notice that a context is canceled, so await waits for the context too:
+// then its error is ambiguous.
+func await[R any](ctx context.Context, what string, send func() (R, error)) (none R, err error) {
 	if err := ctx.Err(); err != nil {
-		return nil, ofContext(fmt.Errorf("before a script: %w", err))
+		return none, ofContext(fmt.Errorf("before %s: %w", what, err))
 	}
 	type replied struct {
-		reply any
-		err   error
+		result R
+		err    error
 	}
 	done := make(chan replied, 1)
 	go func() {
-		r := replied{err: errors.New("encoding a command called runtime.Goexit")}
+		r := replied{err: ofExec(errors.New("encoding a command called runtime.Goexit"), false)}
 		defer func() {
 			if p := recover(); p != nil { // MarshalBinary of a handler's value
-				r.err = fmt.Errorf("panic while encoding a command: %v", p)
+				r.err = ofExec(fmt.Errorf("panic while encoding a command: %v", p), false)
 			}
 			done <- r
 		}()
-		r.reply, r.err = s.Run(ctx, c, keys, args...).Result()
+		r.result, r.err = send()
 	}()
 	select {
 	case r := <-done:
-		if r.err != nil {
-			return nil, ofExec(r.err, false)
-		}
-		list, ok := r.reply.([]any)
-		if !ok {
-			return nil, &provider.Error{Class: provider.ClassUnknown, Err: errReply}
-		}
-		return list, nil
+		return r.result, r.err
 	case <-ctx.Done():
-		return nil, &provider.Error{Class: provider.ClassAmbiguous, Err: fmt.Errorf("a script has no reply: %w", ctx.Err())}
+		return none, &provider.Error{Class: provider.ClassAmbiguous, Err: fmt.Errorf("%s has no reply: %w", what, ctx.Err())}
 	}
 }

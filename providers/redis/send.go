@@ -210,7 +210,7 @@ func (m *marked) sendPart(ctx context.Context, part []entry, moves bool) error {
 	if len(part) == 1 && part[0].watch != nil {
 		a, err = m.execWatched(ctx, part[0].watch, args)
 	} else {
-		a, err = m.Units.run(ctx, unitScript, m.client, m.keys.list, args)
+		a, err = m.Units.run(ctx, unitScript, m.keys.list, args)
 	}
 	if provider.ClassOf(err) != provider.ClassAmbiguous { // otherwise the client may still read args
 		clear(args)
@@ -235,34 +235,18 @@ func bit(b bool) int {
 
 // of adds the message to an error.
 func (m *marked) of(message int, err error) error {
-	e := &provider.Error{Class: provider.ClassOf(err), Code: provider.CodeOf(err), Err: err}
-	e.Err = &provider.MessageError{Message: message, Err: err}
-	return e
+	return &provider.Error{Class: provider.ClassOf(err), Code: provider.CodeOf(err), Err: &provider.MessageError{Message: message, Err: err}}
 }
 
 // result returns the error of a script's reply.
 func (m *marked) result(part []entry, a answer) error {
 	word, at := a.text(0), int(a.number(1))
-	message := -1
-	if at >= 0 && at < len(part) {
-		message = part[at].message
-	}
 	switch word {
 	case "applied":
 		if m.unit.Advance != nil {
 			m.from = a.number(2)
 		}
 		return nil
-	case "ended":
-		return &provider.Error{Class: provider.ClassTransient, Code: provider.CodeEnded, Err: provider.ErrEnded}
-	case "fenced":
-		return &provider.Error{Class: provider.ClassTransient, Code: provider.CodeFenced, Err: provider.ErrFenced}
-	case "closing":
-		return errClosing
-	case "changed":
-		return errChanged
-	case "missing":
-		return errMissing
 	case "failed", "partly":
 		reply := a.text(3)
 		command := "a command"
@@ -271,14 +255,24 @@ func (m *marked) result(part []entry, a answer) error {
 		}
 		e := ofReply(reply, fmt.Errorf("%s: %s", command, reply))
 		if word == "partly" {
-			e = &provider.Error{Class: provider.ClassPermanent, Code: provider.CodePartly, Err: e}
+			e = permanent(provider.CodePartly, e)
 		}
-		e.Err = &provider.MessageError{Message: message, Err: e.Err}
+		e.Err = &provider.MessageError{Message: part[at].message, Err: e.Err}
 		return e
+	}
+	if err := ends[word]; err != nil {
+		return err
 	}
 	return &provider.Error{Class: provider.ClassUnknown, Err: fmt.Errorf("%w: %q", errReply, word)}
 }
 
-var errMissing = &provider.Error{Class: provider.ClassTransient, Code: "lost", Err: errors.New("redis has lost the checkpoint: the reader of the log applies all events again")}
+var errMissing = transient("lost", errors.New("redis has lost the checkpoint: the reader of the log applies all events again"))
 
-var errClosing = &provider.Error{Class: provider.ClassTransient, Code: provider.CodeClosing, Err: errors.New("the reader of the log applies the last events")}
+// ends are the errors for words of scripts.
+var ends = map[string]*provider.Error{
+	"ended":   transient(provider.CodeEnded, provider.ErrEnded),
+	"fenced":  transient(provider.CodeFenced, provider.ErrFenced),
+	"closing": transient(provider.CodeClosing, errors.New("the reader of the log applies the last events")),
+	"changed": errChanged,
+	"missing": errMissing,
+}

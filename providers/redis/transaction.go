@@ -92,37 +92,8 @@ func (t *transaction) end(ctx context.Context, failed error) error {
 	if err := t.refused(); err != nil {
 		return err
 	}
-	if err := ctx.Err(); err != nil {
-		return ofContext(fmt.Errorf("before EXEC: %w", err))
-	}
-	return t.send(ctx)
-}
-
-// send runs MULTI/EXEC. The client does not notice that a context is canceled, so send waits for
-// the context too.
-func (t *transaction) send(ctx context.Context) error {
-	type replied struct {
-		cmds []goredis.Cmder
-		err  error
-	}
-	done := make(chan replied, 1)
-	go func() {
-		r := replied{err: errors.New("encoding a command called runtime.Goexit")}
-		defer func() {
-			// MarshalBinary of a handler's value
-			if p := recover(); p != nil {
-				r.err = fmt.Errorf("panic while encoding a command: %v", p)
-			}
-			done <- r
-		}()
-		r.cmds, r.err = t.Pipeliner.Exec(ctx)
-	}()
-	select {
-	case r := <-done:
-		return t.result(r.cmds, r.err)
-	case <-ctx.Done():
-		return &provider.Error{Class: provider.ClassAmbiguous, Err: fmt.Errorf("EXEC has no reply: %w", ctx.Err())}
-	}
+	_, err := await(ctx, "EXEC", func() (any, error) { return nil, t.result(t.Pipeliner.Exec(ctx)) })
+	return err
 }
 
 // result returns the error of the commands that were sent, or nil.
@@ -155,7 +126,7 @@ func (t *transaction) result(cmds []goredis.Cmder, err error) error {
 		return e
 	}
 	if applied[m] {
-		e = &provider.Error{Class: provider.ClassPermanent, Code: provider.CodePartly, Err: e}
+		e = permanent(provider.CodePartly, e)
 	}
 	others := len(applied) > 1 || len(applied) == 1 && !applied[m]
 	e.Err = &provider.MessageError{Message: m, Others: others, Err: e.Err}
@@ -205,7 +176,7 @@ func Watch(ctx context.Context, tx goredis.Pipeliner, read func(ctx context.Cont
 	if len(keys) == 0 || len(t.starts) == 0 {
 		return permanent("no_watch", errors.New("redis: Watch requires keys, and a message"))
 	}
-	if err := t.marked.checkKeys(keys); err != nil {
+	if err := t.marked.checkKeys("watch", keys); err != nil {
 		return err
 	}
 	message := t.starts[len(t.starts)-1].message
@@ -270,9 +241,5 @@ func (m *marked) execWatched(ctx context.Context, w *watch, args []any) (answer,
 	if err != nil {
 		return nil, ofExec(err, false)
 	}
-	list, ok := cmd.Val().([]any)
-	if !ok {
-		return nil, &provider.Error{Class: provider.ClassUnknown, Err: errReply}
-	}
-	return list, nil
+	return answerOf(cmd)
 }

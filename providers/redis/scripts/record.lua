@@ -2,19 +2,9 @@
 --
 -- KEYS: as in unit.lua. ARGV: kind to the segment as in unit.lua; the number of messages, and for each: member, position and the indices of its sets; then the place to move to.
 local kind, want, token, from, now, checkpointed = arg(), arg(), arg(), arg(), arg(), arg() == '1'
-local mode, position, is, other, restoring = checkpoint()
-if mode == 'ended' or mode == 'emptied' then return {'ended', -1} end
--- Its row is found again: by the reader, which then records it, or by another attempt.
-if kind == 'replay' and (other or restoring or mode == '' and checkpointed) then return {'applied', -1} end
-if other and kind ~= 'delivery' then return {'fenced', -1} end
-local number, fields = tonumber(arg()), ''
-if number > 0 then
-  fields = 'segment:' .. number .. ':'
-  position, is = segment(number)
-  if not position then return {'fenced', -1} end
-end
-if want ~= '' and (mode ~= want or is ~= token) then return {'fenced', -1} end
-if kind == 'advance' and tonumber(from) ~= position then return {'fenced', -1} end
+-- The row of a message that must wait is found again: by the reader, which then records it, or by another attempt.
+local word, mode, position, fields = opening(kind, want, token, from, checkpointed, tonumber(arg()), 'applied')
+if word then return {word, -1} end
 for _ = 1, tonumber(arg()) do
   local member, text = arg(), arg()
   local place = tonumber(text)

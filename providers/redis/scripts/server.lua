@@ -32,3 +32,20 @@ local function segment(number)
   if not split or not is[2] or number < split.first or number >= split.first + split.count then return end
   return tonumber(is[2]), is[3] or ''
 end
+
+-- opening returns the word that ends a unit, or nil, the mode and position that the unit finds, and the prefix of the
+-- fields that it moves. waits is the word for parked messages that must wait.
+local function opening(kind, want, token, from, checkpointed, number, waits)
+  local mode, position, is, other, restoring = checkpoint()
+  if mode == 'ended' or mode == 'emptied' then return 'ended' end
+  if kind == 'replay' and (other or restoring or mode == '' and checkpointed) then return waits end
+  if other and kind ~= 'delivery' then return 'fenced' end
+  local fields = ''
+  if number > 0 then
+    fields = 'segment:' .. number .. ':'
+    position, is = segment(number)
+  end
+  if not position or want ~= '' and (mode ~= want or is ~= token) then return 'fenced' end
+  if kind == 'advance' and tonumber(from) ~= position then return 'fenced' end
+  return nil, mode, position, fields
+end

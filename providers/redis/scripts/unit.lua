@@ -14,18 +14,8 @@
 -- applied.
 local call, pcall, unpack, tonumber, type, KEYS, ARGV = redis.call, redis.pcall, unpack, tonumber, type, KEYS, ARGV
 local kind, want, token, from, now, checkpointed = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6] == '1'
-local mode, position, is, other, restoring = checkpoint()
-if mode == 'ended' or mode == 'emptied' then return {'ended', -1} end
-if kind == 'replay' and (other or restoring or mode == '' and checkpointed) then return {'changed', -1} end
-if other and kind ~= 'delivery' then return {'fenced', -1} end
-local number, fields = tonumber(ARGV[7]), ''
-if number > 0 then
-  fields = 'segment:' .. number .. ':'
-  position, is = segment(number)
-  if not position then return {'fenced', -1} end
-end
-if want ~= '' and (mode ~= want or is ~= token) then return {'fenced', -1} end
-if kind == 'advance' and tonumber(from) ~= position then return {'fenced', -1} end
+local word, mode, position, fields = opening(kind, want, token, from, checkpointed, tonumber(ARGV[7]), 'changed')
+if word then return {word, -1} end
 local again = kind == 'replay' or kind == 'restore'
 
 local moved -- the position to which messages have moved the checkpoint
