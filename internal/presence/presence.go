@@ -2,6 +2,7 @@
 package presence
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -66,23 +67,27 @@ func (p *Presence) IsPaused(kind, name string) bool {
 }
 
 // Follow reads the pauses once. Services call it before they begin.
-func (p *Presence) Follow(outer context.Context) {
+func (p *Presence) Follow(ctx context.Context) {
+	p.call(ctx, func(ctx context.Context) error {
+		all, err := p.store.Pauses(ctx)
+		if err == nil {
+			p.paused.Store(&all)
+		}
+		return err
+	})
+}
+
+// call calls the store, and warns of the first of several failures. Until the store answers again, the pauses stay as they are.
+func (p *Presence) call(outer context.Context, fn func(ctx context.Context) error) {
 	if p.store == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(outer, limit)
 	defer cancel()
-	all, err := p.store.Pauses(ctx)
-	if err == nil {
-		p.paused.Store(&all)
+	err := fn(ctx)
+	if outer.Err() != nil {
+		return
 	}
-	if outer.Err() == nil {
-		p.note(err)
-	}
-}
-
-// note warns of the first of several failures. Until the store answers again, the pauses stay as they are.
-func (p *Presence) note(err error) {
 	if failed := p.failed.Swap(err != nil); err != nil && !failed {
 		p.warn(err)
 	}
@@ -94,36 +99,19 @@ func (p *Presence) Run(ctx context.Context) {
 		return
 	}
 	for n := 0; ctx.Err() == nil; n++ {
-		if n%reportEvery == 0 {
-			p.send(ctx, lease)
-		} else {
-			p.Follow(ctx)
+		if p.Follow(ctx); n%reportEvery == 0 {
+			p.call(ctx, func(ctx context.Context) error { return p.send(ctx, lease) })
 		}
 		pauses.Wait(ctx, followEvery, nil)
 	}
 	// If this fails, the lease expires.
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	r := p.report()
-	r.ID = p.idOf(r)
-	_ = p.store.Report(end, r, 0)
+	_ = p.send(end, 0)
 }
 
-func (p *Presence) idOf(r provider.ServiceReport) string {
-	if r.ID != "" {
-		return r.ID
-	}
-	return p.id
-}
-
-func (p *Presence) send(outer context.Context, lease time.Duration) {
-	p.Follow(outer)
-	ctx, cancel := context.WithTimeout(outer, limit)
-	defer cancel()
+func (p *Presence) send(ctx context.Context, lease time.Duration) error {
 	r := p.report()
-	r.ID, r.Process, r.Clock = p.idOf(r), Process(), p.clock()
-	err := p.store.Report(ctx, r, lease)
-	if outer.Err() == nil {
-		p.note(err)
-	}
+	r.ID, r.Process, r.Clock = cmp.Or(r.ID, p.id), Process(), p.clock()
+	return p.store.Report(ctx, r, lease)
 }

@@ -21,19 +21,12 @@ func (m *marked) look(ctx context.Context) error {
 		advance.From = m.from
 		u.Advance = &advance
 	}
-	marked := map[provider.Marker]bool{}
-	for i := range u.Messages {
-		for j, h := range u.Messages[i].Handlers {
-			for _, name := range h.Names() {
-				marked[provider.Marker{Handler: name, MessageID: u.Messages[i].ID}] = is.marked[i][j]
-			}
-		}
-	}
+
 	isAhead := func(m provider.Message) bool { return m.Mark && m.Position > 0 }
 	if m.kind() == "delivery" && is.checkpoint.Mode == 0 && slices.ContainsFunc(u.Messages, isAhead) {
 		return errMissing
 	}
-	m.found.SetFresh(&u, func(k provider.Marker) bool { return !marked[k] })
+	m.found.SetFresh(&u, func(k provider.Marker) bool { return !is.marked[k] })
 	if err := m.found.SetProgress(&u, is.checkpoint); err != nil {
 		return err
 	}
@@ -90,10 +83,10 @@ func placeIn(p *provider.Parked, lineage string) int64 {
 
 // looked is what look.lua has found.
 type looked struct {
-	checkpoint provider.Checkpoint // its Mode, Position, Token and Lineage
-	waits      bool                // parked messages must wait
-	records    []string            // by message
-	marked     [][]bool            // by message and handler
+	checkpoint provider.Checkpoint      // its Mode, Position, Token and Lineage
+	waits      bool                     // parked messages must wait
+	records    []string                 // by message
+	marked     map[provider.Marker]bool // a handler has the markers of all its names
 }
 
 func (m *marked) lookUp(ctx context.Context) (is looked, err error) {
@@ -107,17 +100,18 @@ func (m *marked) lookUp(ctx context.Context) (is looked, err error) {
 		return is, err
 	}
 	is.checkpoint = provider.Checkpoint{Mode: modeOf(a.text(0)), Place: provider.LogPlace{Position: a.number(1)}, Lineage: a.text(4)}
-	is.waits = a.number(3) == 1
+	is.waits, is.marked = a.number(3) == 1, map[provider.Marker]bool{}
 	if a.number(2) == 1 {
 		is.checkpoint.Token = token
 	}
 	for i := range m.unit.Messages {
-		flags := a.text(6 + 2*i)
-		has := make([]bool, len(m.unit.Messages[i].Handlers))
-		for j := range has {
-			has[j] = j < len(flags) && flags[j] == '1'
+		msg, flags := &m.unit.Messages[i], a.text(6+2*i)
+		for j := range msg.Handlers {
+			for _, name := range msg.Handlers[j].Names() {
+				is.marked[provider.Marker{Handler: name, MessageID: msg.ID}] = j < len(flags) && flags[j] == '1'
+			}
 		}
-		is.records, is.marked = append(is.records, a.text(5+2*i)), append(is.marked, has)
+		is.records = append(is.records, a.text(5+2*i))
 	}
 	return is, nil
 }
@@ -148,7 +142,10 @@ func (m *marked) setRecorded(i int, is *looked) {
 	covered := m.place(i) > 0 && m.place(i) <= is.checkpoint.Place.Position
 	switch kind := m.kind(); {
 	case kind == "replay" && record == "":
-		set(func(j int) bool { return !is.marked[i][j] && !covered })
+		msg := &m.unit.Messages[i]
+		set(func(j int) bool {
+			return !covered && !is.marked[provider.Marker{Handler: msg.Handlers[j].Name, MessageID: msg.ID}]
+		})
 	case kind == "replay" && (!isPartly || m.unit.Messages[i].Parked.Code == provider.CodePartly): // a person has decided
 		set(func(int) bool { return true })
 	case isPartly:

@@ -37,45 +37,49 @@ func (u *Units) Checkpoint(ctx context.Context, b provider.Build) (c provider.Ch
 	if c.Mode = modeOf(a.text(0)); c.Mode == 0 {
 		return c, nil
 	}
-	c.Restored, c.Restoring = a.number(1) == 1, is["restoring"] == "1"
-	_, _ = fmt.Sscan(is["position"], &c.Place.Position)
+	c.Restored, c.Restoring, c.Lineage = a.number(1) == 1, is["restoring"] == "1", is["lineage"]
 	_, _ = fmt.Sscan(is["lost"], &c.Lost)
-	c.Place.ID, c.Place.RecordedAt, c.Lineage = is["id"], timeOf(is["recorded"]), is["lineage"]
-	_, _ = hex.Decode(c.Token[:], []byte(is["token"])) // what a foreign hand wrote is no token of a reader
+	s, _ := readSegment(is, "")
+	c.Place, c.Token = s.Place, s.Token
 	if err := json.Unmarshal([]byte(is["handlers"]), &c.Handlers); err != nil {
 		return c, fmt.Errorf("read the checkpoint of %s: its handlers: %w", b, err)
 	}
-	if err := readSplits(is, &c); err != nil {
-		return c, fmt.Errorf("read the checkpoint of %s: its segments: %w", b, err)
-	}
-	if err := u.checkServer(ctx); err != nil {
-		return c, err
-	}
-	return c, nil
-}
-
-// readSplits reads the splits and the segments of a checkpoint from its fields.
-func readSplits(is map[string]string, c *provider.Checkpoint) error {
-	if is["splits"] == "" {
-		return nil
-	}
-	if err := json.Unmarshal([]byte(is["splits"]), &c.Splits); err != nil {
-		return err
-	}
-	if len(c.Splits) == 0 {
-		c.Splits = nil
+	if splits := is["splits"]; splits != "" && splits != "[]" {
+		if err := json.Unmarshal([]byte(splits), &c.Splits); err != nil {
+			return c, fmt.Errorf("read the checkpoint of %s: its segments: %w", b, err)
+		}
 	}
 	for _, split := range slices.Backward(c.Splits) { // the oldest one first
 		for number := split.First; number < split.First+split.Count; number++ {
-			own := fmt.Sprintf("segment:%d:", number)
-			s := provider.Segment{Number: number, Place: provider.LogPlace{ID: is[own+"id"], RecordedAt: timeOf(is[own+"recorded"])}}
-			if _, err := fmt.Sscan(is[own+"position"], &s.Place.Position); err == nil {
-				_, _ = hex.Decode(s.Token[:], []byte(is[own+"token"]))
+			if s, exists := readSegment(is, fmt.Sprintf("segment:%d:", number)); exists {
+				s.Number = number
 				c.Segments = append(c.Segments, s)
 			}
 		}
 	}
-	return nil
+	return c, u.checkServer(ctx)
+}
+
+// readSegment returns the place and the token in the fields with a prefix. Of the whole checkpoint, it is "".
+func readSegment(is map[string]string, prefix string) (s provider.Segment, exists bool) {
+	_, err := fmt.Sscan(is[prefix+"position"], &s.Place.Position)
+	s.Place.ID, s.Place.RecordedAt = is[prefix+"id"], timeOf(is[prefix+"recorded"])
+	_, _ = hex.Decode(s.Token[:], []byte(is[prefix+"token"])) // what a foreign hand wrote is no token of a reader
+	return s, err == nil
+}
+
+// move runs a script on a checkpoint, unless the input is invalid or the server does not keep markers.
+func (u *Units) move(ctx context.Context, doing string, invalid error, s *goredis.Script, b provider.Build, args ...any) (a answer, err error) {
+	if err = invalid; err == nil {
+		err = u.checkServer(ctx)
+	}
+	if err == nil {
+		a, err = u.run(ctx, s, u.keysOf(b).list[:1], args)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", doing, err)
+	}
+	return a, nil
 }
 
 func splitsText(all []provider.Split) string {
@@ -85,48 +89,24 @@ func splitsText(all []provider.Split) string {
 
 // TakeSegment implements provider.Progress. b has a number.
 func (u *Units) TakeSegment(ctx context.Context, b provider.Build, number int, token claim.Token) (was provider.Segment, ok bool, err error) {
-	if err := provider.CheckStorable("projector", b.Projector); err != nil {
-		return was, false, fmt.Errorf("take a segment: %w", err)
-	}
-	if err := u.checkServer(ctx); err != nil {
-		return was, false, err
-	}
-	a, err := u.run(ctx, takeSegmentScript, u.keysOf(b).list[:1], []any{number, token.String()})
-	if err != nil {
-		return was, false, fmt.Errorf("take a segment: %w", err)
-	}
+	a, err := u.move(ctx, "take a segment", provider.CheckStorable("projector", b.Projector), takeSegmentScript, b, number, token.String())
 	was = provider.Segment{Number: number, Place: provider.LogPlace{Position: a.number(1), ID: a.text(2), RecordedAt: timeOf(a.text(3))}}
-	return was, a.number(0) == 1, nil
+	return was, a.number(0) == 1, err
 }
 
 // SetCheckpoint implements provider.Progress. b has a number.
 func (u *Units) SetCheckpoint(ctx context.Context, b provider.Build, from, to provider.Checkpoint) (bool, error) {
-	if err := provider.CheckSetCheckpoint(b.Projector, to); err != nil {
-		return false, fmt.Errorf("set the checkpoint: %w", err)
+	err := provider.CheckSetCheckpoint(b.Projector, to)
+	if err == nil && from.Mode == 0 {
+		err = u.unlinkEmptied(ctx, b)
 	}
-	if err := u.checkServer(ctx); err != nil {
-		return false, err
-	}
-	handlers, err := json.Marshal(to.Handlers)
-	if err != nil {
-		return false, fmt.Errorf("set the checkpoint: %w", err)
-	}
-	k := u.keysOf(b)
-	if from.Mode == 0 {
-		if err := u.unlinkEmptied(ctx, b); err != nil {
-			return false, fmt.Errorf("set the checkpoint: %w", err)
-		}
-	}
-	a, err := u.run(ctx, setCheckpointScript, k.list[:1], []any{
+	handlers, _ := json.Marshal(to.Handlers) // always has a JSON form
+	a, err := u.move(ctx, "set the checkpoint", err, setCheckpointScript, b,
 		modeText(from.Mode), from.Place.Position, from.Token.String(), bit(from.Restored), splitsText(from.Splits), to.Oldest(),
 		"mode", modeText(to.Mode), "position", to.Place.Position, "id", to.Place.ID, "recorded", timeText(to.Place.RecordedAt),
 		"lineage", to.Lineage, "token", to.Token.String(), "handlers", handlers, "lost", to.Lost,
-		"restoring", bit(to.Restoring), "splits", splitsText(to.Splits),
-	})
-	if err != nil {
-		return false, fmt.Errorf("set the checkpoint: %w", err)
-	}
-	return a.number(0) == 1, nil
+		"restoring", bit(to.Restoring), "splits", splitsText(to.Splits))
+	return a.number(0) == 1, err
 }
 
 const modeEmptied = "emptied"
@@ -186,10 +166,7 @@ func (u *Units) Unapplied(ctx context.Context, b provider.Build, messages []prov
 		if err != nil {
 			return nil, fmt.Errorf("look up markers: %w", err)
 		}
-		for i := range page {
-			behind := page[i].Position == 0 || page[i].Position > is.checkpoint.Place.Position
-			unapplied = append(unapplied, behind && slices.Contains(is.marked[i], false))
-		}
+		unapplied = append(unapplied, is.checkpoint.Unapplied(page, func(m provider.Marker) bool { return is.marked[m] })...)
 	}
 	return unapplied, nil
 }

@@ -39,7 +39,9 @@ func (u *Units) Outcomes(ctx context.Context, questions []provider.Question) ([]
 		for n, i := range all {
 			f := provider.Facts{
 				Checkpoint: is.checkpoint,
-				Marked:     func(string) bool { return is.marked[n][0] },
+				Marked: func(handler string) bool {
+					return is.marked[provider.Marker{Handler: handler, MessageID: questions[i].MessageID}]
+				},
 				Pruned: func(handler string) (before time.Time) {
 					if ms, err := strconv.ParseInt(pruned[handler], 10, 64); err == nil {
 						before = time.UnixMilli(ms)
@@ -107,10 +109,7 @@ func (u *Units) Forget(ctx context.Context, b provider.Build, ids []string) erro
 	for i, id := range ids {
 		members[i] = member(id)
 	}
-	if err := u.client.HDel(ctx, u.keysOf(b).list[1], members...).Err(); err != nil {
-		return fmt.Errorf("delete records of parked messages: %w", ofExec(err, false))
-	}
-	return nil
+	return wrapped("delete records of parked messages", u.client.HDel(ctx, u.keysOf(b).list[1], members...).Err())
 }
 
 // Unlogged implements provider.MarkerUnits.

@@ -151,7 +151,7 @@ func (u *unit) differ(ctx context.Context, p provider.TablePair, query string, a
 // query selects the key, the right row and the other row of at most limit rows that differ and
 // match a condition.
 func (is *compared) query(where string, limit int) string {
-	right, other, names := is.right.sql(), is.other.sql(), list(is.key, nameSQL, ", ")
+	right, other, names := is.right.sql(), is.other.sql(), join(is.key, nameSQL, ", ")
 	if !is.isKey { // rows may be there several times
 		return fmt.Sprintf(`
 with kinora_both as (
@@ -166,8 +166,8 @@ order by %[1]s limit %[6]d`, names, right, other, where, objectSQL("", is.key), 
 	in := func(alias string) func(string) string {
 		return func(name string) string { return alias + nameSQL(name) }
 	}
-	same := list(is.key, func(name string) string { return "r." + nameSQL(name) + " is o." + nameSQL(name) }, " and ")
-	differs := list(is.values, func(name string) string { return "r." + nameSQL(name) + " is not o." + nameSQL(name) }, " or ")
+	same := join(is.key, func(name string) string { return "r." + nameSQL(name) + " is o." + nameSQL(name) }, " and ")
+	differs := join(is.values, func(name string) string { return "r." + nameSQL(name) + " is not o." + nameSQL(name) }, " or ")
 	return fmt.Sprintf(`
 with kinora_found (kinora_key, kinora_right, kinora_other, %[1]s) as (
 	select %[8]s, %[10]s, null, %[6]s from %[2]s r where %[4]s and not exists (select 1 from %[3]s o where %[12]s)
@@ -176,7 +176,7 @@ with kinora_found (kinora_key, kinora_right, kinora_other, %[1]s) as (
 	union all
 	select %[9]s, null, %[11]s, %[7]s from %[3]s o where %[4]s and not exists (select 1 from %[2]s r where %[12]s))
 select kinora_key, kinora_right, kinora_other from kinora_found order by %[1]s limit %[5]d`,
-		names, right, other, where, limit, list(is.key, in("r."), ", "), list(is.key, in("o."), ", "),
+		names, right, other, where, limit, join(is.key, in("r."), ", "), join(is.key, in("o."), ", "),
 		objectSQL("r.", is.key), objectSQL("o.", is.key), objectSQL("r.", is.all), objectSQL("o.", is.all), same, cmp.Or(differs, "false"))
 }
 
@@ -272,7 +272,7 @@ func (u *unit) repairRows(ctx context.Context, is *compared, query string, isFor
 			continue
 		}
 		where, args, _ := is.where(d.Key)
-		query := fmt.Sprintf(query, is.right.sql(), is.other.sql(), where, list(is.written, nameSQL, ", "), list(is.changed(), nameSQL, ", "))
+		query := fmt.Sprintf(query, is.right.sql(), is.other.sql(), where, join(is.written, nameSQL, ", "), join(is.changed(), nameSQL, ", "))
 		if _, err := u.tx.ExecContext(ctx, query, args...); err != nil {
 			return fmt.Errorf("repair %s %s: %w", is.other.name, d.Key, err)
 		}
@@ -280,18 +280,14 @@ func (u *unit) repairRows(ctx context.Context, is *compared, query string, isFor
 	return nil
 }
 
-// list joins the names of columns, each as fn writes it.
-func list(names []string, fn func(string) string, separator string) string {
-	all := make([]string, len(names))
-	for i, name := range names {
-		all[i] = fn(name)
-	}
-	return strings.Join(all, separator)
+// join joins the names of columns, each as fn writes it.
+func join(names []string, fn func(string) string, separator string) string {
+	return strings.Join(mapSlice(names, fn), separator)
 }
 
 // objectSQL is an expression for a JSON object of columns.
 func objectSQL(alias string, names []string) string {
-	return "json_object(" + list(names, func(name string) string {
+	return "json_object(" + join(names, func(name string) string {
 		return textSQL(name) + ", " + valueSQL(alias+nameSQL(name))
 	}, ", ") + ")"
 }

@@ -229,10 +229,7 @@ func (u *unit) findHeld(ctx context.Context, p *provider.Unit, found *provider.F
 }
 
 func (u *unit) findSuspects(ctx context.Context, p *provider.Unit, found *provider.Found) error {
-	ids := make([]string, len(p.Messages))
-	for i := range ids {
-		ids[i] = p.Messages[i].ID
-	}
+	ids := mapSlice(p.Messages, func(m provider.Message) string { return m.ID })
 	found.Suspect = make([]bool, len(ids))
 	return u.flag(ctx, found.Suspect, findSuspects, p.Build().String(), p.Careful.Runner, jsonOf(ids))
 }

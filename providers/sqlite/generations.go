@@ -78,14 +78,12 @@ on conflict (projector, generation) do update set mode = excluded.mode`
 
 // setGenerations stores set. stored was read in this transaction, and provider.CanSet was true.
 func (u *unit) setGenerations(ctx context.Context, stored []provider.Generation, set ...provider.Generation) error {
-	states, numbers := map[int]provider.GenerationState{}, make([]int, len(set))
+	states := map[int]provider.GenerationState{}
 	for _, g := range stored {
 		states[g.Generation] = g.State
 	}
-	for i, g := range set {
-		numbers[i] = g.Generation
-	}
 	if len(set) > 1 {
+		numbers := mapSlice(set, func(g provider.Generation) int { return g.Generation })
 		if _, err := u.exec(ctx, freeGenerations, set[0].Projector, jsonOf(numbers)); err != nil {
 			return err
 		}
@@ -98,9 +96,7 @@ func (u *unit) setGenerations(ctx context.Context, stored []provider.Generation,
 		_, err := u.exec(ctx, setGeneration, g.Projector, g.Generation, g.Revision+1, string(g.State), string(g.Data), isNew)
 		switch {
 		case err == nil && isNew && g.State == provider.GenerationStandby:
-			if _, err = u.exec(ctx, standBy, g.Projector, g.Generation); err == nil {
-				_, err = u.exec(ctx, standSegmentsBy, g.Projector, g.Generation)
-			}
+			err = u.execAll(ctx, []string{standBy, standSegmentsBy}, g.Projector, g.Generation)
 		case err == nil && isNew && g.State == provider.GenerationRetired:
 			_, err = u.exec(ctx, retire, g.Projector, g.Generation)
 		}

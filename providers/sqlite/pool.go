@@ -233,3 +233,12 @@ func eachRow(ctx context.Context, q querier, fn func(*sql.Rows) error, query str
 	}
 	return explain(rows.Err())
 }
+
+// mapSlice returns the values of fn.
+func mapSlice[From, To any](all []From, fn func(From) To) []To {
+	to := make([]To, len(all))
+	for i, v := range all {
+		to[i] = fn(v)
+	}
+	return to
+}

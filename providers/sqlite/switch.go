@@ -57,8 +57,10 @@ func (u *unit) workSwitch(ctx context.Context, p *provider.Unit, run runFunc) er
 	if err := u.checkCreated(ctx, p.Switch.Create); err != nil {
 		return err
 	}
-	if err := u.checkRenamed(ctx, p.Switch.Rename); err != nil {
-		return err
+	if renamed := p.Switch.Rename; len(renamed) > 0 { // other tables would refer to rows that no program writes
+		if _, err := u.unreferenced(ctx, tablesOf(mapSlice(renamed, func(p provider.TablePair) string { return p.Table }))); err != nil {
+			return err
+		}
 	}
 	err = p.Switch.Finish(provider.SwitchSteps{
 		Rename:  func(p provider.TablePair) error { return wrap("rename "+p.Table, u.rename(ctx, p)) },
@@ -136,11 +138,7 @@ func tableOf(name string) tableName {
 }
 
 func tablesOf(names []string) []tableName {
-	tables := make([]tableName, len(names))
-	for i, name := range names {
-		tables[i] = tableOf(name)
-	}
-	return tables
+	return mapSlice(names, tableOf)
 }
 
 func (t tableName) sql() string { return nameSQL(t.schema) + "." + nameSQL(t.name) }
@@ -187,11 +185,8 @@ func referenced(r reference, why string) error {
 // beginEmptying returns tables in an order in which their rows can be deleted: children first. Foreign keys are then checked
 // at the commit. It returns an error if another table refers to them, because its rows would be changed or deleted.
 func (u *unit) beginEmptying(ctx context.Context, tables []tableName) ([]tableName, error) {
-	all, err := u.references(ctx)
+	all, err := u.unreferenced(ctx, tables)
 	if err != nil {
-		return nil, err
-	}
-	if err := unreferenced(all, tables); err != nil {
 		return nil, err
 	}
 	if _, err := u.tx.ExecContext(ctx, deferForeignKeys); err != nil {
@@ -202,30 +197,15 @@ func (u *unit) beginEmptying(ctx context.Context, tables []tableName) ([]tableNa
 	return sorted, nil
 }
 
-// checkRenamed returns an error if another table refers to one of those to rename: it would refer to rows that no program writes.
-func (u *unit) checkRenamed(ctx context.Context, pairs []provider.TablePair) error {
-	if len(pairs) == 0 {
-		return nil
-	}
+// unreferenced returns the references of all tables, and an error if a table that is not one of tables refers to one of them.
+func (u *unit) unreferenced(ctx context.Context, tables []tableName) ([]reference, error) {
 	all, err := u.references(ctx)
-	if err == nil {
-		var tables []tableName
-		for _, p := range pairs {
-			tables = append(tables, tableOf(p.Table))
-		}
-		err = unreferenced(all, tables)
-	}
-	return err
-}
-
-// unreferenced returns an error if a table that is not one of tables refers to one of them.
-func unreferenced(all []reference, tables []tableName) error {
 	for _, r := range all {
 		if isOneOf(r.to, tables) && !isOneOf(r.from, tables) {
-			return referenced(r, "it is not one of the projector's tables: remove the foreign key")
+			return nil, referenced(r, "it is not one of the projector's tables: remove the foreign key")
 		}
 	}
-	return nil
+	return all, err
 }
 
 var numberOfGeneration = regexp.MustCompile(`_g[0-9]+$`)
@@ -243,10 +223,7 @@ func (u *unit) checkCreated(ctx context.Context, names []string) error {
 		return tableName{t.schema, numberOfGeneration.ReplaceAllString(t.name, "")}
 	}
 	created := tablesOf(names)
-	var plainly []tableName
-	for _, t := range created {
-		plainly = append(plainly, plain(t))
-	}
+	plainly := mapSlice(created, plain)
 	sorted := parentsFirst(all, created, func(t tableName) tableName { return t })
 	for _, r := range all {
 		from, to := slices.IndexFunc(sorted, r.from.is), slices.IndexFunc(sorted, r.to.is)

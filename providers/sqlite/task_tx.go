@@ -40,10 +40,9 @@ returning id`
 
 // addTasks returns the ids that no task had.
 func (s session) addTasks(ctx context.Context, tasks []provider.TaskDraft, group, groupKind string) ([]string, error) {
-	rows := make([][]any, len(tasks))
-	for i, d := range tasks {
-		rows[i] = []any{d.ID, d.Kind, string(d.Input), millis(d.After), msOf(d.At)}
-	}
+	rows := mapSlice(tasks, func(d provider.TaskDraft) []any {
+		return []any{d.ID, d.Kind, string(d.Input), millis(d.After), msOf(d.At)}
+	})
 	return column[string](ctx, s, insertTasks, jsonOf(rows), group, groupKind, provider.TaskMetadata(ctx))
 }
 

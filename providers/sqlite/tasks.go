@@ -50,11 +50,8 @@ func taskRowsOf(ctx context.Context, q querier, query string, args ...any) ([]ta
 	return collect(ctx, q, func(rows *sql.Rows) (taskrow.Row, error) { return scanTask(rows) }, query, args...)
 }
 
-func tasksOf(rows []taskrow.Row) (tasks []provider.Task) {
-	for _, r := range rows {
-		tasks = append(tasks, r.Task)
-	}
-	return tasks
+func tasksOf(rows []taskrow.Row) []provider.Task {
+	return mapSlice(rows, func(r taskrow.Row) provider.Task { return r.Task })
 }
 
 const (
