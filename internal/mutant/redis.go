@@ -19,7 +19,7 @@ var redis = []Mutant{
 	{
 		Name:  "redis_from_ignored",
 		What:  "a script does not compare the position of the checkpoint with the one that the reader knows",
-		Edits: []Edit{{File: "providers/redis/scripts/unit.lua", Old: "tonumber(from) ~= position then", New: "false then"}},
+		Edits: []Edit{{File: "providers/redis/scripts/server.lua", Old: "tonumber(from) ~= position then", New: "false then"}},
 		Tests: []Test{{"./providers/redis", "TestALostReplyOfAScriptDoublesNothing/log,_the_connection_ends"}},
 	},
 	{

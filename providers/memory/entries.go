@@ -49,19 +49,8 @@ func (s *state) enqueue(m outbox.Message, now time.Time) (added bool) {
 
 func (s *state) put(e provider.Entry) {
 	s.entries = s.entries.put(e.Seq, e)
-	if open(e) {
-		s.open = s.open.put(e.Seq, struct{}{})
-	} else {
-		s.open = s.open.drop(e.Seq)
-	}
-	if e.Status == outbox.Held {
-		s.held = s.held.put(e.Seq, struct{}{})
-	} else {
-		s.held = s.held.drop(e.Seq)
-	}
+	s.open, s.held = member(s.open, e.Seq, e.Status.Open()), member(s.held, e.Seq, e.Status == outbox.Held)
 }
-
-func open(e provider.Entry) bool { return e.Status.Open() }
 
 // pair joins two texts into one unambiguous key.
 func pair(a, b string) string { return strconv.Itoa(len(a)) + ":" + a + b }

@@ -2,6 +2,7 @@ package memory
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"iter"
@@ -13,12 +14,6 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/provider"
 )
-
-// place is the position of a stored event.
-type place struct {
-	stream            string
-	version, position int64
-}
 
 // Append implements eventstore.Store.
 func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (at eventstore.Appended, err error) {
@@ -55,10 +50,7 @@ func (t *Tx) Append(ctx context.Context, stream string, expected eventstore.Expe
 }
 
 func (t *Tx) append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {
-	if err := t.usable(ctx); err != nil {
-		return eventstore.Appended{}, err
-	}
-	if err := provider.CheckAppend(stream, expected, events, t.db.cfg.MaxPayload); err != nil {
+	if err := cmp.Or(t.usable(ctx), provider.CheckAppend(stream, expected, events, t.db.cfg.MaxPayload)); err != nil {
 		return eventstore.Appended{}, err
 	}
 	topics, err := provider.Topics(t.db.cfg.Route, stream, events)
@@ -67,22 +59,22 @@ func (t *Tx) append(ctx context.Context, stream string, expected eventstore.Expe
 	}
 	// a copy, which replaces the staged state once all events are added
 	s := t.tx.staged
-	if at, known, err := provider.Repeated(stream, expected, events, s.placeOf); known {
-		at.Log = t.db.lineage
+	if at, known, err := provider.Repeated(stream, expected, events, s.places.get); known {
 		return at, nil
 	} else if s.ended(stream) {
 		return eventstore.Appended{}, eventstore.ErrStreamEnded
 	} else if err != nil {
 		return at, err
 	}
-	version := s.version(stream)
+	stored, _ := s.streams.get(stream)
+	version := stored.last()
 	if expected != eventstore.Any && int64(expected) != version {
 		return eventstore.Appended{}, &eventstore.ConflictError{Stream: stream, Expected: expected, Actual: version}
 	}
 	now := t.db.now()
 	for i, d := range events {
 		version++
-		s.add(stream, version, d, now)
+		s.add(eventstore.Appended{Stream: stream, Version: version, Count: 1, Log: t.db.lineage}, d, now)
 		for _, topic := range topics[i] {
 			m := provider.FromEvent(stream, version, d, topic)
 			m.SetPlace(s.position, provider.LogID{Lineage: t.db.lineage}.String())
@@ -118,32 +110,23 @@ func (t *Tx) usable(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// placeOf returns the place of a stored event.
-func (s *state) placeOf(id string) (eventstore.Appended, bool) {
-	p, ok := s.places.get(id)
-	return eventstore.Appended{Stream: p.stream, Version: p.version, Position: p.position}, ok
-}
-
 func (s *state) ended(stream string) bool {
 	events, _ := s.streams.get(stream)
 	last, _ := events.get(events.last())
 	return last.Type == eventstore.TypeEnded
 }
 
-func (s *state) version(stream string) int64 {
-	events, _ := s.streams.get(stream)
-	return events.last()
-}
-
-func (s *state) add(stream string, version int64, d eventstore.Draft, now time.Time) {
+// add adds an event at the next position.
+func (s *state) add(at eventstore.Appended, d eventstore.Draft, now time.Time) {
 	s.position++
-	s.places = s.places.put(d.ID, place{stream, version, s.position})
+	at.Position = s.position
+	s.places = s.places.put(d.ID, at)
 	e := own(eventstore.Raw{
-		ID: d.ID, Stream: stream, Version: version, Position: s.position,
+		ID: d.ID, Stream: at.Stream, Version: at.Version, Position: at.Position,
 		Type: d.Type, Schema: d.Schema, Data: d.Data, Metadata: d.Metadata, RecordedAt: now,
 	})
-	events, _ := s.streams.get(stream)
-	s.streams = s.streams.put(stream, events.put(version, e))
+	events, _ := s.streams.get(at.Stream)
+	s.streams = s.streams.put(at.Stream, events.put(at.Version, e))
 	s.log = s.log.put(e.Position, e)
 }
 
@@ -173,20 +156,14 @@ func own(e eventstore.Raw) eventstore.Raw {
 
 // FindEvent implements provider.EventFinder.
 func (db *DB) FindEvent(ctx context.Context, id string) (eventstore.Appended, error) {
-	return db.committed.Load().find(id, db.lineage), ctx.Err()
+	at, _ := db.committed.Load().places.get(strings.ToLower(id))
+	return at, ctx.Err()
 }
 
 // FindEvent implements provider.EventFinder. It also finds events that the transaction has appended.
 func (t *Tx) FindEvent(ctx context.Context, id string) (eventstore.Appended, error) {
-	return result(t.tx.staged.find(id, t.db.lineage), "find an event", t.usable(ctx))
-}
-
-func (s *state) find(id, log string) eventstore.Appended {
-	at, ok := s.places.get(strings.ToLower(id))
-	if !ok {
-		return eventstore.Appended{}
-	}
-	return eventstore.Appended{Stream: at.stream, Version: at.version, Position: at.position, Count: 1, Log: log}
+	at, _ := t.tx.staged.places.get(strings.ToLower(id))
+	return result(at, "find an event", t.usable(ctx))
 }
 
 // snapshot is a stored snapshot.

@@ -86,7 +86,7 @@ func byID[V any](s *state, ids []string, ask func(eventstore.Raw) V) map[string]
 	found := map[string]V{}
 	for _, id := range ids {
 		if at, ok := s.places.get(id); ok {
-			e, _ := s.log.get(at.position)
+			e, _ := s.log.get(at.Position)
 			found[id] = ask(e)
 		}
 	}

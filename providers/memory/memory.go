@@ -66,7 +66,7 @@ type state struct {
 	position int64                                       // of the last event
 	streams  *tree[string, *tree[int64, eventstore.Raw]] // events by stream and version
 	log      *tree[int64, eventstore.Raw]                // every event, by its position
-	places   *tree[string, place]                        // of every event, by its id
+	places   *tree[string, eventstore.Appended]          // of every event, by its id
 	// by stream and schema
 	snapshots *tree[string, *tree[string, snapshot]]
 	entries   *tree[int64, outbox.Entry] // by Seq

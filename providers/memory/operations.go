@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -217,28 +218,17 @@ func (s *state) surveyParked(all *provider.Survey, limit int) {
 		}
 		return builds[b]
 	}
-	lanes, behind := map[string]bool{}, map[string]int{} // by lane: whether it was seen, and the index of its stuck message
-	for _, p := range s.parked.from(0) {
-		if !p.State.IsOpen() {
-			continue
+	for lane := range s.lanes.from("") {
+		queue := s.front(lane, math.MaxInt)
+		first, b := queue[0], of(buildOf(&queue[0]))
+		b.Parked.N += int64(len(queue))
+		if b.Lanes.N++; b.Oldest.IsZero() || first.At.Before(b.Oldest) {
+			b.Oldest = first.At
 		}
-		b, lane := of(buildOf(&p)), laneOfParked(&p)
-		if b.Parked.N++; b.Oldest.IsZero() {
-			b.Oldest = p.At
-		}
-		if i, ok := behind[lane]; ok {
-			all.Stuck[i].Behind.N++
-		}
-		if lanes[lane] {
-			continue
-		}
-		lanes[lane] = true
-		b.Lanes.N++
-		if p.State == provider.StateStuck {
-			if b.StuckLanes.N++; b.StuckLanes.N <= 10 {
-				p.Payload, p.Headers = nil, nil
-				behind[lane], all.Stuck = len(all.Stuck), append(all.Stuck, provider.StuckLane{First: p})
-			}
+		if first.State == provider.StateStuck {
+			b.StuckLanes.N++
+			first.Payload, first.Headers = nil, nil
+			all.Stuck = append(all.Stuck, provider.StuckLane{First: first, Behind: upTo(limit, int64(len(queue)-1))})
 		}
 	}
 	for key, c := range s.checkpoints.from("") {
@@ -254,10 +244,14 @@ func (s *state) surveyParked(all *provider.Survey, limit int) {
 		}
 		all.Builds = append(all.Builds, *b)
 	}
-	for i := range all.Stuck {
-		all.Stuck[i].Behind = upTo(limit, all.Stuck[i].Behind.N)
-	}
-	slices.SortStableFunc(all.Stuck, func(a, b provider.StuckLane) int { return cmp.Compare(a.First.Projector, b.First.Projector) })
+	slices.SortFunc(all.Stuck, func(a, b provider.StuckLane) int {
+		return cmp.Or(cmp.Compare(a.First.Projector, b.First.Projector), cmp.Compare(a.First.Seq, b.First.Seq))
+	})
+	listed := map[provider.Build]int{}
+	all.Stuck = slices.DeleteFunc(all.Stuck, func(l provider.StuckLane) bool {
+		listed[buildOf(&l.First)]++
+		return listed[buildOf(&l.First)] > 10
+	})
 }
 
 // upTo returns a number as a survey with this limit counts it.

@@ -38,10 +38,6 @@ func (s *state) front(lane string, n int) (front []provider.Parked) {
 	return front
 }
 
-func isDue(front []provider.Parked, now time.Time) bool {
-	return len(front) > 0 && front[0].IsDue(now)
-}
-
 // park adds a delivery to the end of its lane. If the message is parked already, park adds the
 // handlers to it, unless a person skipped the message. A parked message without handlers was
 // parked before its type was known: only handlers added later have left their markers.
@@ -90,13 +86,7 @@ func (s *state) resolve(p provider.Parked, to provider.ParkedState, now time.Tim
 
 // leaveLane removes a message from the queue of its lane.
 func (s *state) leaveLane(p *provider.Parked) {
-	lane := laneOfParked(p)
-	queue, _ := s.lanes.get(lane)
-	if queue = queue.drop(p.Seq); queue == nil {
-		s.lanes = s.lanes.drop(lane)
-	} else {
-		s.lanes = s.lanes.put(lane, queue)
-	}
+	s.lanes = dropIn(s.lanes, laneOfParked(p), p.Seq)
 }
 
 // Due implements provider.Parking.

@@ -13,14 +13,17 @@ import (
 // checkpoint returns the checkpoint of a generation. Only Generation is set if there is none.
 func (s *state) checkpoint(b provider.Build) provider.Checkpoint {
 	c, _ := s.checkpoints.get(buildKey(b))
-	c.Generation, c.Handlers = b.Number(), slices.Clone(c.Handlers)
-	c.Splits, c.Segments = slices.Clone(c.Splits), slices.Clone(c.Segments)
-	return c
+	c.Generation = b.Number()
+	return ownCheckpoint(c)
 }
 
 func (s *state) setCheckpoint(b provider.Build, c provider.Checkpoint) {
+	s.checkpoints = s.checkpoints.put(buildKey(b), ownCheckpoint(c))
+}
+
+func ownCheckpoint(c provider.Checkpoint) provider.Checkpoint {
 	c.Handlers, c.Splits, c.Segments = slices.Clone(c.Handlers), slices.Clone(c.Splits), slices.Clone(c.Segments)
-	s.checkpoints = s.checkpoints.put(buildKey(b), c)
+	return c
 }
 
 // TakeSegment implements provider.Progress.

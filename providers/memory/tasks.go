@@ -78,12 +78,7 @@ func (w *work) put(was, t task) {
 func (w *work) unindex(t task) {
 	w.ended = w.ended.drop(timeKey(t.EndedAt, t.ID))
 	if index := w.index(t); index != nil {
-		ids, _ := (*index).get(t.Kind)
-		if ids = ids.drop(timeKey(t.NextAt, t.ID)); ids == nil {
-			*index = (*index).drop(t.Kind)
-		} else {
-			*index = (*index).put(t.Kind, ids)
-		}
+		*index = dropIn(*index, t.Kind, timeKey(t.NextAt, t.ID))
 	}
 }
 

@@ -75,6 +75,23 @@ func (n *tree[K, V]) drop(k K) *tree[K, V] {
 	return &up
 }
 
+// member returns the keys of t with k or without it.
+func member[K cmp.Ordered](t *tree[K, struct{}], k K, is bool) *tree[K, struct{}] {
+	if is {
+		return t.put(k, struct{}{})
+	}
+	return t.drop(k)
+}
+
+// dropIn returns a tree of trees without key k of tree t. A tree that is then empty is dropped.
+func dropIn[T, K cmp.Ordered, V any](all *tree[T, *tree[K, V]], t T, k K) *tree[T, *tree[K, V]] {
+	in, _ := all.get(t)
+	if in = in.drop(k); in == nil {
+		return all.drop(t)
+	}
+	return all.put(t, in)
+}
+
 // merge joins two trees. Every key of a must be less than every key of b.
 func merge[K cmp.Ordered, V any](a, b *tree[K, V]) *tree[K, V] {
 	switch {

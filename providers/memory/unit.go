@@ -112,7 +112,7 @@ func (s *state) openUnit(u *provider.Unit, now time.Time) (provider.Found, error
 		due := map[provider.Lane]bool{}
 		for _, lane := range u.Lanes() {
 			front := s.front(laneKey(build, lane), len(u.Messages))
-			fronts, due[lane] = append(fronts, front...), isDue(front, now)
+			fronts, due[lane] = append(fronts, front...), len(front) > 0 && front[0].IsDue(now)
 		}
 		found.SetLive(u, fronts, due)
 	}

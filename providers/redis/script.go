@@ -2,7 +2,7 @@ package redis
 
 import (
 	"context"
-	_ "embed"
+	"embed"
 	"errors"
 	"fmt"
 
@@ -10,63 +10,40 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 )
 
-var (
-	//go:embed scripts/server.lua
-	serverLua string
-	//go:embed scripts/unit.lua
-	unitLua string
-	//go:embed scripts/look.lua
-	lookLua string
-	//go:embed scripts/record.lua
-	recordLua string
-	//go:embed scripts/set_checkpoint.lua
-	setCheckpointLua string
-	//go:embed scripts/take_segment.lua
-	takeSegmentLua string
-	//go:embed scripts/get_checkpoint.lua
-	getCheckpointLua string
-	//go:embed scripts/prune_applied.lua
-	pruneAppliedLua string
-	//go:embed scripts/state.lua
-	stateLua string
+//go:embed scripts/*.lua
+var scripts embed.FS
 
-	unitScript          = goredis.NewScript(serverLua + unitLua)
-	lookScript          = goredis.NewScript(serverLua + lookLua)
-	recordScript        = goredis.NewScript(serverLua + recordLua)
-	setCheckpointScript = goredis.NewScript(serverLua + setCheckpointLua)
-	takeSegmentScript   = goredis.NewScript(serverLua + takeSegmentLua)
-	getCheckpointScript = goredis.NewScript(serverLua + getCheckpointLua)
-	pruneAppliedScript  = goredis.NewScript(serverLua + pruneAppliedLua)
-	stateScript         = goredis.NewScript(serverLua + stateLua)
+var (
+	unitScript          = script("unit")
+	lookScript          = script("look")
+	recordScript        = script("record")
+	setCheckpointScript = script("set_checkpoint")
+	takeSegmentScript   = script("take_segment")
+	getCheckpointScript = script("get_checkpoint")
+	pruneAppliedScript  = script("prune_applied")
+	stateScript         = script("state")
 )
+
+// script returns a script, behind the functions of server.lua.
+func script(name string) *goredis.Script {
+	shared, _ := scripts.ReadFile("scripts/server.lua") // never fails: the files are part of the program
+	own, _ := scripts.ReadFile("scripts/" + name + ".lua")
+	return goredis.NewScript(string(shared) + string(own))
+}
 
 // answer is the reply of a script that is a list.
 type answer []any
 
 func (a answer) text(i int) string {
-	if i < len(a) {
-		switch v := a[i].(type) {
-		case string:
-			return v
-		case int64:
-			return fmt.Sprint(v)
-		}
+	if i >= len(a) || a[i] == nil {
+		return ""
 	}
-	return ""
+	return fmt.Sprint(a[i])
 }
 
-func (a answer) number(i int) int64 {
-	if i < len(a) {
-		switch v := a[i].(type) {
-		case int64:
-			return v
-		case string:
-			var n int64
-			_, _ = fmt.Sscan(v, &n)
-			return n
-		}
-	}
-	return 0
+func (a answer) number(i int) (n int64) {
+	_, _ = fmt.Sscan(a.text(i), &n)
+	return n
 }
 
 // errReply: the reply of a script does not have the form that its script returns.

@@ -15,13 +15,9 @@ import (
 // candidates walks the open entries in order. It omits entries that are not eligible, and entries
 // behind an earlier one of their topic and key that is held or not eligible. It reads the clock
 // once: otherwise an entry could count as leased, and its successor, a moment later, as free. It
-// checks for held entries first, because there may be many eligible entries behind a held one.
-//
-// A near scan finds the first eligible entries before it checks the entries ahead of them.
-//
-// If only some topics are asked for, the statement walks each topic with open entries separately,
-// so that the entries of other topics cost nothing. It takes up to the limit of each topic, and
-// then the first of all.
+// checks for held entries first, because there may be many eligible entries behind a held one. A near
+// scan finds the first eligible entries before it checks the entries ahead of them. For some topics, it
+// walks each one separately, so that the entries of others cost nothing.
 const (
 	candidates          = `with recursive` + ckOnce + allTopics + due + candidateGuard + inOrder
 	candidatesNear      = `with recursive` + ckOnce + nearEntries + due + inOrder + nearGuarded

@@ -166,15 +166,11 @@ type txOptionsKey struct{}
 
 // unsynced makes the next transaction commit without a sync, which is about six times as fast.
 //
-// Its frames are in the log between those of the commits before and after it. If the process is
-// killed, nothing is lost, because the operating system has the pages of the log. A loss of power
-// may tear the log at any place after its last sync. Recovery ends at the first frame whose
-// checksum, which continues from frame to frame, does not match. So it may lose this commit and
-// later unsynced ones, but never a synced one, because a sync covers all frames before it. The
-// database is not damaged in either case: SQLite syncs the log before a checkpoint copies it into
-// the database, the database before the log is restarted, and the new header of the log before
-// its first frames. It does all three at synchronous=NORMAL, which omits only the sync at a
-// commit.
+// If the process is killed, nothing is lost, because the operating system has the pages of the log. A
+// loss of power may tear the log at any place after its last sync, and recovery ends at the first frame
+// whose checksum does not match. So it may lose this commit and later unsynced ones, but never a synced
+// one, because a sync covers all frames before it. The database is not damaged: synchronous=NORMAL omits
+// only the sync at a commit, and not those around a checkpoint and a restart of the log.
 func unsynced(ctx context.Context) context.Context {
 	return context.WithValue(ctx, txOptionsKey{}, txOptions{sync: "normal"})
 }

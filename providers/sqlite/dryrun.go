@@ -108,9 +108,8 @@ func (d *dryRun) note(u sqlite.SQLitePreUpdateData) {
 // changes returns the rows that the transaction changed since its savepoint, by table and primary
 // key (or rowid), and rolls back to the savepoint. It omits unchanged rows, Kinora's tables and
 // temporary tables. A blob is shown as "\x" and hexadecimal digits. Foreign keys that are
-// deferred to the commit are not checked. It reads at most 100,000 changed rows of a table or, in
-// a table without rowids, 100,000 rows; above that it returns an error with the code
-// "too_many_rows".
+// deferred to the commit are not checked. If a table has more than maxDryRunRows changed rows or, without
+// rowids, rows, the error has the code "too_many_rows".
 func (d *dryRun) changes(ctx context.Context) (changes []provider.Change, err error) {
 	var before string
 	after, err := d.read(ctx)

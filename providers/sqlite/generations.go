@@ -180,14 +180,5 @@ func (u *unit) drop(ctx context.Context, names []string) error {
 	if len(tables) == 0 {
 		return nil
 	}
-	sorted, err := u.beginEmptying(ctx, tables)
-	if err != nil {
-		return err
-	}
-	for _, t := range sorted {
-		if _, err := u.tx.ExecContext(ctx, `drop table `+t.sql()); err != nil {
-			return err
-		}
-	}
-	return nil
+	return u.empty(ctx, `drop table `, tables)
 }

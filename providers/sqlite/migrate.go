@@ -32,19 +32,15 @@ const (
 	recordMigration = `insert into kinora_migrations (version_id, is_applied) values (?1, 1)`
 )
 
-// Migrate brings the file's tables up to date, through a connection of its own. It is one transaction: others
-// see all of it or nothing, and of several migrators at once one does the work while the others wait until ctx ends, and log
-// that they wait (slog.Default). If a newer program has
-// migrated the file, Migrate changes nothing and returns a *NewerError; if the file is not encoded as UTF-8, ErrEncoding.
+// Migrate brings the file's tables up to date, in one transaction of a connection of its own. Of several
+// migrators at once one does the work. The others wait until ctx ends, and log that they wait (slog.Default).
+// It changes nothing if a newer program has migrated the file (*NewerError), or if it is not in UTF-8 (ErrEncoding).
 func (d *DB) Migrate(ctx context.Context) error {
 	err := d.migrate(ctx)
 	if err == nil {
 		err = d.users.warmUp(ctx)
 	}
-	if err != nil {
-		return fmt.Errorf("migrate: %w", err)
-	}
-	return nil
+	return wrap("migrate", err)
 }
 
 // ErrReadOnly: the file cannot be written: its rights, or those of its directory, or query_only.
@@ -110,9 +106,7 @@ func checkWritable(ctx context.Context, conn *sql.Conn) error {
 		return explain(err)
 	}
 	err = conn.Raw(func(c any) (err error) {
-		if c, ok := c.(interface {
-			IsReadOnly(schema string) (bool, error)
-		}); ok {
+		if c, ok := c.(driverConn); ok {
 			readOnly, err = c.IsReadOnly("main")
 		}
 		return err
@@ -170,11 +164,12 @@ func up(ctx context.Context, db *sql.DB, all []script) error {
 		if i < version {
 			continue
 		}
-		if _, err := db.ExecContext(ctx, m.text); err != nil {
-			return fmt.Errorf("%s: %w", m.name, err)
+		_, err := db.ExecContext(ctx, m.text)
+		if err == nil {
+			_, err = db.ExecContext(ctx, recordMigration, i+1)
 		}
-		if _, err := db.ExecContext(ctx, recordMigration, i+1); err != nil {
-			return fmt.Errorf("%s: %w", m.name, err)
+		if err != nil {
+			return wrap(m.name, err)
 		}
 	}
 	return nil

@@ -75,7 +75,7 @@ var inTransactions = []string{
 	candidates, candidatesUnordered, takeEntry, takeUnordered, markEntry, dropEntry, lanesOf, releaseEntries,
 	savepoint, release, readStream,
 	findMarked, insertMarkers, findHeld, findSuspects, findFront, parkMessage, keepReplayed, dropReplayed, dueNow, tryParked, readCheckpoint, readWholeCheckpoint, moveCheckpoint, moveSegment,
-	findTask, saveTask, insertTasks, takeTask, readClock, damageTask, insertTrail, insertGroup, findGroup, countGroup, renewTask, taskCandidates, suspectCandidates,
+	findTask, saveTask, insertTasks, takeTask, readClock, insertTrail, insertGroup, findGroup, countGroup, renewTask, taskCandidates, suspectCandidates,
 	insertInFlight, clearInFlight, extendLease, deleteInFlight, deleteRunner, lastCrash, readLive,
 }
 
@@ -105,10 +105,7 @@ func (p *pool) close(owned bool) error {
 	if owned {
 		err = errors.Join(err, p.db.Close())
 	}
-	if err != nil {
-		return fmt.Errorf("close: %w", err)
-	}
-	return nil
+	return wrap("close", err)
 }
 
 // querier is a pool or a session.

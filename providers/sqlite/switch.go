@@ -24,13 +24,17 @@ func (d *Provider) doSwitch(ctx context.Context, p *provider.Unit, run runFunc) 
 	if err := provider.CheckSwitch(p); err != nil {
 		return invalidSwitch(err)
 	}
-	limit := busyAfter
+	wait, cancel := context.WithTimeout(ctx, busyAfter)
+	defer cancel()
 	if p.Switch.Snapshot {
-		limit = 0
+		wait = ctx
 	}
-	err := d.writeTxWithin(ctx, limit, func(u *unit) error { return u.workSwitch(ctx, p, run) })
-	if errors.Is(err, errSnapshot) {
+	err := d.writeTxWithin(ctx, wait, func(u *unit) error { return u.workSwitch(ctx, p, run) })
+	switch at, _ := errors.AsType[step](err); {
+	case errors.Is(err, errSnapshot):
 		return nil
+	case at == beginning && wait.Err() != nil && ctx.Err() == nil:
+		return &provider.Error{Class: provider.ClassTransient, Code: provider.CodeBusy, Err: err}
 	}
 	return unitError(ctx, err)
 }
@@ -90,16 +94,7 @@ func (u *unit) reset(ctx context.Context, names []string) error {
 	if len(names) == 0 {
 		return nil
 	}
-	tables, err := u.beginEmptying(ctx, tablesOf(names))
-	if err != nil {
-		return wrap("reset "+strings.Join(names, ", "), err)
-	}
-	for _, t := range tables {
-		if _, err := u.tx.ExecContext(ctx, `delete from `+t.sql()); err != nil {
-			return wrap("reset "+t.name, err)
-		}
-	}
-	return nil
+	return wrap("reset "+strings.Join(names, ", "), u.empty(ctx, `delete from `, tablesOf(names)))
 }
 
 func (u *unit) show(ctx context.Context, p provider.TablePair) error {
@@ -182,19 +177,19 @@ func referenced(r reference, why string) error {
 		Err: fmt.Errorf("%w: table %s has a foreign key to %s: %s", provider.ErrInput, r.from.name, r.to.name, why)}
 }
 
-// beginEmptying returns tables in an order in which their rows can be deleted: children first. Foreign keys are then checked
-// at the commit. It returns an error if another table refers to them, because its rows would be changed or deleted.
-func (u *unit) beginEmptying(ctx context.Context, tables []tableName) ([]tableName, error) {
+// empty runs a statement that deletes the rows of tables: children first. Foreign keys are then checked at the commit. It
+// returns an error if another table refers to them, because its rows would be changed or deleted.
+func (u *unit) empty(ctx context.Context, statement string, tables []tableName) error {
 	all, err := u.unreferenced(ctx, tables)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		_, err = u.tx.ExecContext(ctx, deferForeignKeys)
 	}
-	if _, err := u.tx.ExecContext(ctx, deferForeignKeys); err != nil {
-		return nil, err
+	for _, t := range slices.Backward(parentsFirst(all, tables, func(t tableName) tableName { return t })) {
+		if err == nil {
+			_, err = u.tx.ExecContext(ctx, statement+t.sql())
+		}
 	}
-	sorted := parentsFirst(all, tables, func(t tableName) tableName { return t })
-	slices.Reverse(sorted)
-	return sorted, nil
+	return err
 }
 
 // unreferenced returns the references of all tables, and an error if a table that is not one of tables refers to one of them.

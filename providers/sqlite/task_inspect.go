@@ -87,9 +87,6 @@ func (d *DB) TaskTrail(ctx context.Context, id string) (trail []provider.TaskRec
 	return result(trail, "read the trail of a task", err)
 }
 
-const insertTrails = `
-insert into kinora_task_trail (task, what, detail, by_whom, reason, at) select value, ?2, '', ?3, ?4, ` + clock + ` from json_each(?1)`
-
 // decideTasks changes the tasks that f selects and that d does not refuse, and returns their number. It reads a page of
 // tasks at a time.
 func (s session) decideTasks(ctx context.Context, f provider.TaskFilter, d taskrow.Decision, by provider.Decision) (n int, err error) {
@@ -117,7 +114,7 @@ func (s session) decideTasks(ctx context.Context, f provider.TaskFilter, d taskr
 				n++
 			}
 		}
-		_, err = s.exec(ctx, insertTrails, listOf(changed), d.What, by.By, by.Reason)
+		err = s.record(ctx, changed, taskrow.Record{What: d.What, Decision: by})
 		if err != nil || n == limit || len(rows) < f.Limit {
 			return n, err
 		}

@@ -64,8 +64,9 @@ update kinora_tasks set
 	wait_until = ?12, token = ?13, code = ?14, next_at = ?15, ended_at = ?16, state = coalesce(?17, state), result = ?18
 where id = ?1`
 
+	// insertTrail adds a record to the trail of each task of ?1.
 	insertTrail = `
-insert into kinora_task_trail (task, what, detail, by_whom, reason, at) values (?1, ?2, ?3, ?4, ?5, ` + clock + `)`
+insert into kinora_task_trail (task, what, detail, by_whom, reason, at) select value, ?2, ?3, ?4, ?5, ` + clock + ` from json_each(?1)`
 )
 
 // task reads a task and the clock. The task is zero if there is none.
@@ -86,7 +87,7 @@ func (s session) save(ctx context.Context, r taskrow.Row, records ...taskrow.Rec
 	if err := s.saveExcept(ctx, r, string(state)); err != nil {
 		return err
 	}
-	return s.record(ctx, r.ID, records...)
+	return s.record(ctx, []string{r.ID}, records...)
 }
 
 // saveExcept is save with another state, or without the state: it may be malformed.
@@ -96,9 +97,9 @@ func (s session) saveExcept(ctx context.Context, r taskrow.Row, state any) error
 	return err
 }
 
-func (s session) record(ctx context.Context, task string, records ...taskrow.Record) error {
+func (s session) record(ctx context.Context, tasks []string, records ...taskrow.Record) error {
 	for _, r := range records {
-		if _, err := s.exec(ctx, insertTrail, task, r.What, r.Detail, r.By, r.Reason); err != nil {
+		if _, err := s.exec(ctx, insertTrail, listOf(tasks), r.What, r.Detail, r.By, r.Reason); err != nil {
 			return err
 		}
 	}
@@ -290,20 +291,11 @@ func taskCandidatesOf(ctx context.Context, from querier, q provider.TaskQuery, l
 	return taskRowsOf(ctx, from, query, max(limit, 0), listOf(q.Kinds))
 }
 
-const (
-	// takeTask changes task ?1 if it is still as ?12 to ?15 say, and due at ?16.
-	takeTask = `
+// takeTask changes task ?1 if it is still as ?12 to ?15 say, and due at ?16.
+const takeTask = `
 update kinora_tasks set
 	status = ?2, suspect = ?3, token = ?4, claimed_by = ?5, next_at = ?6, doubt = ?7, attempted_at = ?8, attempts = ?9, vanished = ?10, code = ?11
 where id = ?1 and open = 1 and version = ?12 and status = ?13 and attempts = ?14 and token is ?15 and next_at <= ?16`
-
-	// damageTask abandons task ?1.
-	damageTask = `
-update kinora_tasks set
-	status = 'abandoned', open = 0, suspect = 0, token = null, code = '` + codeMalformed + `', version = min(version, 9007199254740991) + 1,
-	ended_at = ` + clock + `
-where id = ?1`
-)
 
 const readClock = `select ` + clock
 
@@ -321,12 +313,13 @@ func (s session) takeTask(ctx context.Context, r taskrow.Row, q provider.TaskQue
 	if err != nil || n == 0 {
 		return taken, false, err
 	}
-	if r.State == nil {
-		ok, records = false, append(records, taskrow.Record{What: provider.WhatAbandoned, Detail: codeMalformed, Decision: provider.Decision{By: t.Holder}})
-		_, err = s.exec(ctx, damageTask, r.ID)
+	if ok && r.State == nil {
+		end := provider.TaskChange{Token: t.Token, To: provider.TaskAbandoned, Code: codeMalformed, Doubt: is.Doubt}
+		abandoned, more, _ := is.Change(&end, now)
+		ok, records, err = false, append(records, more...), s.saveExcept(ctx, abandoned, nil)
 	}
 	if err == nil {
-		err = s.record(ctx, r.ID, records...)
+		err = s.record(ctx, []string{r.ID}, records...)
 	}
 	return taken, ok, err
 }

@@ -51,26 +51,11 @@ func (d *Provider) notInside(ctx context.Context) error {
 }
 
 // begin waits for the write lock of this process, in the order of arrival, and then for the lock
-// of the file, until ctx ends or, unless it is zero, for limit: then the error has CodeBusy. It
-// has no connection while it waits for the first.
-func (d *Provider) begin(ctx context.Context, limit time.Duration) (*unit, error) {
+// of the file, until wait ends. It has no connection while it waits for the first.
+func (d *Provider) begin(ctx, wait context.Context) (*unit, error) {
 	if err := d.notInside(ctx); err != nil {
 		return nil, fmt.Errorf("begin: %w", err)
 	}
-	wait := ctx
-	if limit > 0 {
-		var cancel func()
-		wait, cancel = context.WithTimeout(ctx, limit)
-		defer cancel()
-	}
-	u, err := d.beginWithin(ctx, wait)
-	if err != nil && wait.Err() != nil && ctx.Err() == nil {
-		err = &provider.Error{Class: provider.ClassTransient, Code: provider.CodeBusy, Err: err}
-	}
-	return u, err
-}
-
-func (d *Provider) beginWithin(ctx, wait context.Context) (*unit, error) {
 	select {
 	case d.lock <- struct{}{}:
 	case <-wait.Done():
@@ -115,12 +100,12 @@ func retryBusy(ctx context.Context, fn func() error) error {
 // back and the write lock released, even if fn has not returned. If fn panics or calls
 // runtime.Goexit, nothing is committed.
 func (d *Provider) writeTx(ctx context.Context, fn func(u *unit) error) error {
-	return d.writeTxWithin(ctx, 0, fn)
+	return d.writeTxWithin(ctx, ctx, fn)
 }
 
-// writeTxWithin is writeTx with the limit of begin.
-func (d *Provider) writeTxWithin(ctx context.Context, limit time.Duration, fn func(u *unit) error) error {
-	u, err := d.begin(ctx, limit)
+// writeTxWithin is writeTx that waits for other writers until wait ends.
+func (d *Provider) writeTxWithin(ctx, wait context.Context, fn func(u *unit) error) error {
+	u, err := d.begin(ctx, wait)
 	if err != nil {
 		return err
 	}

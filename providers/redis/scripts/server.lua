@@ -24,13 +24,13 @@ local function arg()
   return ARGV[at]
 end
 
--- segment returns the position and the token of a segment, or nothing if the checkpoint KEYS[1] has no such
--- segment in its current split.
+-- segment returns the position and the token of a segment of the checkpoint KEYS[1], if it exists, and whether the
+-- current split has it.
 local function segment(number)
   local is = redis.call('HMGET', KEYS[1], 'splits', 'segment:' .. number .. ':position', 'segment:' .. number .. ':token')
   local split = is[1] and cjson.decode(is[1])[1]
-  if not split or not is[2] or number < split.first or number >= split.first + split.count then return end
-  return tonumber(is[2]), is[3] or ''
+  if not split or number < split.first or number >= split.first + split.count then return nil, nil, false end
+  return is[2] and tonumber(is[2]), is[3] or '', true
 end
 
 -- opening returns the word that ends a unit, or nil, the mode and position that the unit finds, and the prefix of the
