@@ -210,8 +210,6 @@ func (db *Provider) MarkEntries(ctx context.Context, marks []outbox.Mark) ([]int
 	})
 }
 
-var _ provider.EntryMaintainer = (*DB)(nil)
-
 // HoldEntries implements provider.EntryMaintainer.
 func (db *Provider) HoldEntries(ctx context.Context, long time.Duration, limit int) (int, error) {
 	return update(ctx, db, "hold entries", nil, func(s *state, now time.Time) (int, error) {

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -132,11 +133,7 @@ func (m *marked) record(ctx context.Context) error {
 			args = append(args, set)
 		}
 	}
-	var to *provider.LogPlace
-	if m.unit.Advance != nil {
-		to = &m.unit.Advance.To
-	}
-	a, err := m.Units.run(ctx, recordScript, m.keys.list, addPlace(args, to))
+	a, err := m.Units.run(ctx, recordScript, m.keys.list, addPlace(args, m.unit.Advance))
 	if err != nil {
 		return err
 	}
@@ -147,11 +144,8 @@ func (m *marked) record(ctx context.Context) error {
 // ends in the same script: it must be rebuilt then, whatever happens next.
 func (m *marked) setup(ctx context.Context) error {
 	cmds := m.tx.Cmds()
-	if err := m.checkSlots(ctx, cmds); err != nil {
-		return err
-	}
 	_, err := m.checkSize(entry{last: len(cmds)})
-	if err != nil {
+	if err = cmp.Or(err, m.checkSlots(ctx, cmds)); err != nil {
 		return err
 	}
 	_, err = m.client.TxPipelined(ctx, func(p goredis.Pipeliner) error {

@@ -3,7 +3,6 @@ package redis
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -20,19 +19,18 @@ import (
 // tables call it once, so that they see one generation. They call it again after they have read, and read again
 // if the names have changed, if events must never vanish: the tables before may already have later events.
 func (u *Units) Shown(ctx context.Context, tables ...string) (names []string, err error) {
-	shown, err := u.client.HMGet(ctx, u.shownKey(), tables...).Result()
-	if err != nil {
-		return nil, fmt.Errorf("which tables are live: %w", ofExec(err, false))
-	}
-	for i, table := range tables {
-		name, _ := shown[i].(string)
-		names = append(names, cmp.Or(name, table))
-	}
-	return names, nil
+	return u.namesIn(ctx, "shown", tables)
 }
 
-func (u *Units) shownKey() string   { return u.own("shown") }
-func (u *Units) renamedKey() string { return u.own("renamed") }
+// namesIn returns other names of tables from a hash, and those that are not in it as they are.
+func (u *Units) namesIn(ctx context.Context, hash string, tables []string) (names []string, err error) {
+	others, err := u.client.HMGet(ctx, u.own(hash), tables...).Result()
+	for i := range others {
+		name, _ := others[i].(string)
+		names = append(names, cmp.Or(name, tables[i]))
+	}
+	return names, wrapped("look up the names of tables", err)
+}
 
 // finishSwitch shows and compares tables.
 func (m *marked) finishSwitch(ctx context.Context) error {
@@ -47,10 +45,10 @@ func (m *marked) finishSwitch(ctx context.Context) error {
 	}
 	_, err := m.client.TxPipelined(ctx, func(p goredis.Pipeliner) error {
 		for _, pair := range s.Rename { // its keys stay: readers do not look for it under its plain name
-			p.HSet(ctx, m.renamedKey(), pair.Other, pair.Table)
+			p.HSet(ctx, m.own("renamed"), pair.Other, pair.Table)
 		}
 		for _, pair := range s.Show {
-			p.HSet(ctx, m.shownKey(), pair.Other, pair.Table)
+			p.HSet(ctx, m.own("shown"), pair.Other, pair.Table)
 		}
 		return nil
 	})
@@ -114,27 +112,16 @@ func (u *Units) ClearGeneration(ctx context.Context, b provider.Build, handlers,
 	if err := unlink(ctx, u.client, k.list[1:2]); err != nil {
 		return n, err
 	}
-	for _, table := range tables {
-		name, err := u.renamedFrom(ctx, table)
-		if err == nil {
-			var some int
-			some, err = u.unlinkTable(ctx, b, name, limit-n)
-			n += some
-		}
-		if err != nil || n >= limit {
-			return n, err
-		}
+	if len(tables) == 0 {
+		return n, nil
 	}
-	return n, nil
-}
-
-// renamedFrom returns the name that a table had before a switch has renamed it.
-func (u *Units) renamedFrom(ctx context.Context, table string) (string, error) {
-	name, err := u.client.HGet(ctx, u.renamedKey(), table).Result()
-	if err == goredis.Nil { //nolint:errorlint // as go-redis documents it
-		return table, nil
+	names, err := u.namesIn(ctx, "renamed", tables) // as they were before a switch has renamed them
+	for i := 0; err == nil && i < len(names) && n < limit; i++ {
+		var some int
+		some, err = u.unlinkTable(ctx, b, names[i], limit-n)
+		n += some
 	}
-	return name, wrapped("clear a generation", err)
+	return n, err
 }
 
 // unlinkTable deletes at most limit keys of a table. Zero: none is left. It continues where the last call

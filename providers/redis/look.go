@@ -93,7 +93,15 @@ func (m *marked) lookUp(ctx context.Context) (is looked, err error) {
 	_, token := m.identity()
 	args := []any{token.String(), m.unit.Segment, len(m.unit.Messages)}
 	for i := range m.unit.Messages {
-		args = m.addNames(append(args, member(m.unit.Messages[i].ID)), &m.unit.Messages[i])
+		msg := &m.unit.Messages[i]
+		args = append(args, member(msg.ID), len(msg.Handlers))
+		for j := range msg.Handlers {
+			names := msg.Handlers[j].Names()
+			args = append(args, len(names))
+			for _, name := range names {
+				args = append(args, m.keys.set(name))
+			}
+		}
 	}
 	a, err := m.Units.run(ctx, lookScript, m.keys.list, args)
 	if err != nil {
@@ -114,19 +122,6 @@ func (m *marked) lookUp(ctx context.Context) (is looked, err error) {
 		is.records = append(is.records, a.text(5+2*i))
 	}
 	return is, nil
-}
-
-// addNames adds the names of the handlers of a message, by their sets.
-func (m *marked) addNames(args []any, msg *provider.Message) []any {
-	args = append(args, len(msg.Handlers))
-	for i := range msg.Handlers {
-		names := msg.Handlers[i].Names()
-		args = append(args, len(names))
-		for _, name := range names {
-			args = append(args, m.keys.set(name))
-		}
-	}
-	return args
 }
 
 // setRecorded sets found for a message by its record as a parked one. An event that the checkpoint has

@@ -168,11 +168,11 @@ func (m *marked) appendShape(to []byte, e entry) []byte {
 }
 
 // addPlace adds the place that the checkpoint moves to, or none.
-func addPlace(args []any, to *provider.LogPlace) []any {
-	if to == nil {
+func addPlace(args []any, a *provider.Advance) []any {
+	if a == nil {
 		return append(args, "", "", "")
 	}
-	return append(args, to.Position, to.ID, timeText(to.RecordedAt))
+	return append(args, a.To.Position, a.To.ID, timeText(a.To.RecordedAt))
 }
 
 // sendPart runs a script for some messages. moves: it also moves the checkpoint to Advance.To.
@@ -200,9 +200,9 @@ func (m *marked) sendPart(ctx context.Context, part []entry, moves bool) error {
 			return m.of(e.message, err)
 		}
 	}
-	var to *provider.LogPlace
-	if moves {
-		to = &m.unit.Advance.To
+	to := m.unit.Advance
+	if !moves {
+		to = nil
 	}
 	args = addPlace(args, to)
 	var a answer

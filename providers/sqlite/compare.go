@@ -69,11 +69,8 @@ func (u *unit) columnInfos(ctx context.Context, t tableName) (all []columnInfo, 
 func (u *unit) columnsOf(ctx context.Context, p provider.TablePair, ignore []string) (*compared, error) {
 	is := &compared{right: tableOf(p.Table), other: tableOf(p.Other)}
 	right, err := u.columnInfos(ctx, is.right)
-	if err != nil {
-		return nil, err
-	}
-	other, err := u.columnInfos(ctx, is.other)
-	if err != nil {
+	other, failed := u.columnInfos(ctx, is.other)
+	if err = cmp.Or(err, failed); err != nil {
 		return nil, err
 	}
 	is.key = keyIn(right, other)
