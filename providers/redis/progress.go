@@ -64,7 +64,8 @@ func (u *Units) Checkpoint(ctx context.Context, b provider.Build) (c provider.Ch
 func readSegment(is map[string]string, prefix string) (s provider.Segment, exists bool) {
 	_, err := fmt.Sscan(is[prefix+"position"], &s.Place.Position)
 	s.Place.ID, s.Place.RecordedAt = is[prefix+"id"], timeOf(is[prefix+"recorded"])
-	_, _ = hex.Decode(s.Token[:], []byte(is[prefix+"token"])) // what a foreign hand wrote is no token of a reader
+	token, _ := hex.DecodeString(is[prefix+"token"]) // what a foreign hand wrote is no token of a reader
+	copy(s.Token[:], token)
 	return s, err == nil
 }
 

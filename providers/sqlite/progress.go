@@ -61,7 +61,8 @@ func wholeCheckpoint(ctx context.Context, q querier, b provider.Build) (c provid
 		if s.Micros != nil {
 			is.Place.RecordedAt = time.UnixMicro(*s.Micros).UTC()
 		}
-		_, _ = hex.Decode(is.Token[:], []byte(s.Token)) // hex() has written it
+		token, _ := hex.DecodeString(s.Token) // hex() has written it
+		copy(is.Token[:], token)
 		c.Segments = append(c.Segments, is)
 	}
 	return c, err

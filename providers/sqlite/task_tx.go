@@ -17,16 +17,18 @@ type taskTx struct{ *Tx }
 // TasksIn implements provider.TaskProvider. For tx, see InTx.
 func (d *DB) TasksIn(tx *sql.Tx) provider.TaskTx { return taskTx{d.InTx(tx)} }
 
-// update runs change in a savepoint, so that its error leaves the transaction as it was.
-func (t taskTx) update(ctx context.Context, doing string, invalid error, change func() error) error {
-	err := invalid
-	if err == nil {
-		err = t.atomically(ctx, change)
+// updateTasks is update in a savepoint of t, so that an error leaves the transaction as it was.
+func updateTasks[R any](ctx context.Context, t taskTx, doing string, invalid error, change func() (R, error)) (r R, err error) {
+	if err = invalid; err == nil {
+		err = t.atomically(ctx, func() error {
+			r, err = change()
+			return err
+		})
 	}
 	if err == nil {
 		t.hint(news{tasks: true})
 	}
-	return wrap(doing, err)
+	return result(r, doing, err)
 }
 
 // insertTasks adds the tasks ?1 of group ?2 and kind ?3, with the metadata ?4: arrays of the id, the kind, the input, the
@@ -48,7 +50,7 @@ func (s session) addTasks(ctx context.Context, tasks []provider.TaskDraft, group
 
 // Enqueue implements provider.TaskTx.
 func (t taskTx) Enqueue(ctx context.Context, tasks ...provider.TaskDraft) error {
-	return t.update(ctx, "enqueue tasks", provider.CheckTaskDrafts(tasks), func() error {
+	_, err := updateTasks(ctx, t, "enqueue tasks", provider.CheckTaskDrafts(tasks), func() (any, error) {
 		added, err := t.addTasks(ctx, tasks, "", "")
 		for i := 0; err == nil && len(added) < len(tasks) && i < len(tasks); i++ {
 			if d := &tasks[i]; !slices.Contains(added, d.ID) {
@@ -58,8 +60,9 @@ func (t taskTx) Enqueue(ctx context.Context, tasks ...provider.TaskDraft) error 
 				}
 			}
 		}
-		return err
+		return nil, err
 	})
+	return err
 }
 
 const (
@@ -77,26 +80,27 @@ returning kind, data, total, open`
 
 // EnqueueGroup implements provider.TaskTx.
 func (t taskTx) EnqueueGroup(ctx context.Context, g provider.TaskGroupDraft) error {
-	return t.update(ctx, "enqueue a group of tasks", provider.CheckTaskGroup(g), func() error {
+	_, err := updateTasks(ctx, t, "enqueue a group of tasks", provider.CheckTaskGroup(g), func() (any, error) {
 		n, err := t.changed(ctx, insertGroup, g.ID, g.Kind, string(g.Data), len(g.Tasks), taskrow.Digest(g.Tasks))
-		if err != nil {
-			return err
-		}
-		if n == 0 {
+		if err == nil && n == 0 {
 			is, digest, err := groupOf(ctx, t, g.ID)
 			if err == nil && !taskrow.IsGroup(is, digest, g) {
 				err = fmt.Errorf("group %s: %w", g.ID, provider.ErrTaskIDReused)
 			}
-			return err
+			return nil, err
 		}
-		added, err := t.addTasks(ctx, g.Tasks, g.ID, g.Kind)
+		var added []string
+		if err == nil {
+			added, err = t.addTasks(ctx, g.Tasks, g.ID, g.Kind)
+		}
 		for i := 0; err == nil && len(added) < len(g.Tasks) && i < len(g.Tasks); i++ {
 			if id := g.Tasks[i].ID; !slices.Contains(added, id) {
 				err = fmt.Errorf("task %s: %w", id, provider.ErrTaskIDReused)
 			}
 		}
-		return err
+		return nil, err
 	})
+	return err
 }
 
 // groupOf returns a group and the digest of its tasks. The group is zero if there is none.
@@ -106,26 +110,22 @@ func groupOf(ctx context.Context, q querier, id string) (g provider.TaskGroup, d
 }
 
 // Answer implements provider.TaskTx.
-func (t taskTx) Answer(ctx context.Context, a provider.TaskAnswer) (outcome provider.AnswerOutcome, err error) {
-	err = t.update(ctx, "answer a task", provider.CheckTaskAnswer(a), func() error {
+func (t taskTx) Answer(ctx context.Context, a provider.TaskAnswer) (provider.AnswerOutcome, error) {
+	return updateTasks(ctx, t, "answer a task", provider.CheckTaskAnswer(a), func() (provider.AnswerOutcome, error) {
 		was, now, err := t.task(ctx, a.Task)
-		is, answered := was.Answer(&a, now)
-		switch outcome = answered; {
+		is, outcome := was.Answer(&a, now)
+		switch {
 		case err != nil:
-			return err
+			return "", err
 		case was.ID == "":
-			outcome = provider.AnswerNotFound
+			return provider.AnswerNotFound, nil
 		case was.State == nil:
-			return fmt.Errorf("task %s: %w", a.Task, errMalformed)
+			return "", fmt.Errorf("task %s: %w", a.Task, errMalformed)
 		case outcome == provider.AnswerTaken:
-			return t.save(ctx, is, taskrow.Record{What: provider.WhatAnswered, Detail: a.Name, Decision: provider.Decision{By: a.ID}})
+			err = t.save(ctx, is, taskrow.Record{What: provider.WhatAnswered, Detail: a.Name, Decision: provider.Decision{By: a.ID}})
 		}
-		return nil
+		return outcome, err
 	})
-	if err != nil {
-		return "", err
-	}
-	return outcome, nil
 }
 
 // Postpone implements provider.TaskTx.
@@ -138,28 +138,23 @@ func (t taskTx) Cancel(ctx context.Context, id string) (bool, error) {
 	return t.decideOne(ctx, "cancel a task", provider.CheckStorable("task id", id), id, taskrow.Cancel)
 }
 
-func (t taskTx) decideOne(ctx context.Context, doing string, invalid error, id string, d taskrow.Decision) (ok bool, err error) {
-	err = t.update(ctx, doing, invalid, func() error {
+func (t taskTx) decideOne(ctx context.Context, doing string, invalid error, id string, d taskrow.Decision) (bool, error) {
+	return updateTasks(ctx, t, doing, invalid, func() (bool, error) {
 		n, err := t.decideTasks(ctx, provider.TaskFilter{IDs: []string{id}}, d, provider.Decision{})
-		ok = n == 1
-		return err
+		return n == 1, err
 	})
-	return ok && err == nil, err
 }
 
 // Change implements provider.TaskTx. The transaction has the write lock, and so the group's row.
-func (t taskTx) Change(ctx context.Context, c provider.TaskChange) (changed provider.TaskChanged, err error) {
-	err = t.update(ctx, "change a task", provider.CheckTaskChanges([]provider.TaskChange{c}), func() error {
-		changed, err = t.changeTask(ctx, &c)
+func (t taskTx) Change(ctx context.Context, c provider.TaskChange) (provider.TaskChanged, error) {
+	invalid := provider.CheckTaskChanges([]provider.TaskChange{c})
+	return updateTasks(ctx, t, "change a task", invalid, func() (provider.TaskChanged, error) {
+		changed, err := t.changeTask(ctx, &c)
 		if err != nil || c.To != provider.TaskDone || !changed.Applied || changed.Now.Group == "" {
-			return err
+			return changed, err
 		}
 		g := &provider.TaskGroup{ID: changed.Now.Group}
 		changed.Group = g
-		return wrap("count group "+g.ID, one(ctx, t, []any{&g.Kind, (*[]byte)(&g.Data), &g.Total, &g.Open}, countGroup, g.ID))
+		return changed, wrap("count group "+g.ID, one(ctx, t, []any{&g.Kind, (*[]byte)(&g.Data), &g.Total, &g.Open}, countGroup, g.ID))
 	})
-	if err != nil {
-		return provider.TaskChanged{}, err
-	}
-	return changed, nil
 }
