@@ -18,10 +18,13 @@ import (
 // Append implements eventstore.Store.
 func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (at eventstore.Appended, err error) {
 	err = db.tx(ctx, func(tx *Model) error {
-		at, err = db.InTx(tx).append(ctx, stream, expected, events)
+		at, err = db.InTx(tx).Append(ctx, stream, expected, events)
 		return err
 	})
-	return result(at, "append "+stream, err)
+	if err != nil {
+		return eventstore.Appended{}, err
+	}
+	return at, nil
 }
 
 // ReadStream implements eventstore.Store. It yields the events committed when the loop began.
@@ -46,7 +49,10 @@ func (*Tx) CallersTx() {}
 // Append implements eventstore.Store, inside the transaction.
 func (t *Tx) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {
 	at, err := t.append(ctx, stream, expected, events)
-	return result(at, "append "+stream, err)
+	if err != nil {
+		return at, fmt.Errorf("append %s: %w", stream, err)
+	}
+	return at, nil
 }
 
 func (t *Tx) append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {

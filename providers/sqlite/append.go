@@ -87,10 +87,13 @@ func (d *Provider) check(stream string, expected eventstore.Expected, events []e
 
 // result adds the stream to an error, except to a conflict, which names its stream.
 func (a *appending) result(at eventstore.Appended, err error) (eventstore.Appended, error) {
-	if errors.Is(err, eventstore.ErrConflict) {
+	switch {
+	case err == nil:
+		return at, nil
+	case errors.Is(err, eventstore.ErrConflict):
 		return eventstore.Appended{}, err
 	}
-	return result(at, "append "+a.stream, err)
+	return eventstore.Appended{}, fmt.Errorf("append %s: %w", a.stream, err)
 }
 
 // run appends in a transaction. If it returns an error, some rows may have been written.
