@@ -85,7 +85,8 @@ func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, err
 
 // StatusCounts implements outbox.Inspector.
 func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.Status]int64, error) {
-	return query(ctx, db.Provider, "count entries", provider.CheckFilter(provider.EntryFilter{Status: of}), func(s *state, _ time.Time) map[outbox.Status]int64 {
+	invalid := provider.CheckFilter(provider.EntryFilter{Status: of})
+	return query(ctx, db.Provider, "count entries", invalid, func(s *state, _ time.Time) map[outbox.Status]int64 {
 		counts := provider.ZeroCounts(of)
 		for _, e := range s.entries.from(0) {
 			if _, asked := counts[e.Status]; asked {

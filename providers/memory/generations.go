@@ -73,11 +73,9 @@ func (s *state) setGeneration(g provider.Generation, now time.Time) {
 // Unlogged implements provider.Builds.
 func (db *Provider) Unlogged(ctx context.Context, b provider.Build, handlers []string) (bool, error) {
 	return query(ctx, db, "look up markers", provider.CheckPrune(b.Projector, handlers), func(s *state, _ time.Time) bool {
-		for _, handler := range handlers {
-			for key, m := range under(s.markers, handler) {
-				if m.position == 0 && isOfGeneration(key, handler, b) {
-					return true
-				}
+		for _, m := range s.markersOf(b, handlers) {
+			if m.position == 0 {
+				return true
 			}
 		}
 		return false
@@ -102,12 +100,10 @@ func (db *Provider) ClearGeneration(ctx context.Context, b provider.Build, handl
 
 // clear deletes at most limit markers and parked messages of a generation.
 func (s *state) clear(b provider.Build, handlers []string, limit int) (n int) {
-	for _, handler := range handlers {
-		for key := range under(s.markers, handler) {
-			if n < limit && isOfGeneration(key, handler, b) {
-				s.markers = s.markers.drop(key)
-				n++
-			}
+	for key := range s.markersOf(b, handlers) {
+		if n < limit {
+			s.markers = s.markers.drop(key)
+			n++
 		}
 	}
 	for seq, p := range s.parked.from(0) {

@@ -151,11 +151,11 @@ func (tx *Model) run(ctx context.Context, fn func(tx *Model) error) error {
 	return tx.commit(ctx)
 }
 
-// update runs change in a transaction and returns its result, unless the input is invalid. doing is the prefix of an error.
-func update[R any](ctx context.Context, db *Provider, doing string, invalid error, change func(s *state, now time.Time) (R, error)) (r R, err error) {
+// update runs fn in a transaction and returns its result, unless the input is invalid. doing is the prefix of an error.
+func update[R any](ctx context.Context, db *Provider, doing string, invalid error, fn func(*state, time.Time) (R, error)) (r R, err error) {
 	if err = invalid; err == nil {
 		err = db.tx(ctx, func(tx *Model) error {
-			r, err = change(&tx.staged, db.now())
+			r, err = fn(&tx.staged, db.now())
 			return err
 		})
 	}

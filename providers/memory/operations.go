@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -187,7 +188,7 @@ func (db *Provider) Survey(ctx context.Context, limit int) (provider.Survey, err
 			all.Head, all.Settled = logPlace(e), e.Position
 		}
 		s.surveyParked(&all, limit)
-		like := map[provider.EntryStatus]provider.EntryStatus{provider.EntryClaimed: provider.EntryPending, provider.EntryAbandoned: provider.EntryFailed}
+		like := map[outbox.Status]outbox.Status{outbox.Claimed: outbox.Pending, outbox.Abandoned: outbox.Failed}
 		all.Entries, all.Tasks = countHeld(limit, like, s.surveyEntries), countHeld(limit, nil, s.surveyTasks)
 		for kind := range s.work.open.from("") {
 			for _, t := range s.work.candidates(provider.TaskQuery{Kinds: []string{kind}}, 1, now) {
@@ -284,11 +285,11 @@ func (s *state) surveyTasks(yield func(provider.TaskCount) bool) {
 }
 
 // countHeld counts rows by their status and holder. Statuses with the same value in like are counted together up to the limit.
-func countHeld[Status ~string](limit int, like map[Status]Status, rows iter.Seq[provider.HeldCount[Status]]) (all []provider.HeldCount[Status]) {
-	sums := map[Status]int64{}
+func countHeld[S ~string](limit int, like map[S]S, rows iter.Seq[provider.HeldCount[S]]) (all []provider.HeldCount[S]) {
+	sums := map[S]int64{}
 	for one := range rows {
 		sums[cmp.Or(like[one.Status], one.Status)]++
-		i := slices.IndexFunc(all, func(c provider.HeldCount[Status]) bool { return c.Status == one.Status && c.Holder == one.Holder })
+		i := slices.IndexFunc(all, func(c provider.HeldCount[S]) bool { return c.Status == one.Status && c.Holder == one.Holder })
 		if i < 0 {
 			i, all = len(all), append(all, one)
 		}
@@ -303,7 +304,7 @@ func countHeld[Status ~string](limit int, like map[Status]Status, rows iter.Seq[
 	for i := range all {
 		all[i].Count = provider.Count{N: min(all[i].N, int64(limit)), AtLeast: sums[cmp.Or(like[all[i].Status], all[i].Status)] >= int64(limit)}
 	}
-	slices.SortFunc(all, func(a, b provider.HeldCount[Status]) int {
+	slices.SortFunc(all, func(a, b provider.HeldCount[S]) int {
 		return cmp.Or(cmp.Compare(a.Status, b.Status), cmp.Compare(a.Holder, b.Holder))
 	})
 	return all

@@ -79,12 +79,10 @@ func (db *Provider) PruneApplied(ctx context.Context, b provider.Build, handlers
 	return update(ctx, db, "prune applied", provider.CheckPrune(b.Projector, handlers), func(s *state, _ time.Time) (n int, err error) {
 		b := s.build(b)
 		c := s.checkpoint(b)
-		for _, handler := range handlers {
-			for key, m := range under(s.markers, handler) {
-				if isOfGeneration(key, handler, b) && m.position > 0 && m.position <= c.Place.Position && n < limit {
-					s.markers = s.markers.drop(key)
-					n++
-				}
+		for key, m := range s.markersOf(b, handlers) {
+			if m.position > 0 && m.position <= c.Place.Position && n < limit {
+				s.markers = s.markers.drop(key)
+				n++
 			}
 		}
 		return n, nil

@@ -3,6 +3,7 @@ package memory
 import (
 	"cmp"
 	"context"
+	"iter"
 	"maps"
 	"slices"
 	"strconv"
@@ -24,8 +25,17 @@ func markerKey(m provider.Marker, b provider.Build) string {
 // generationOf returns the generation in the key of a marker of handler.
 func generationOf(key, handler string) string { return first(key[len(pair(handler, "")):]) }
 
-func isOfGeneration(key, handler string, b provider.Build) bool {
-	return generationOf(key, handler) == strconv.Itoa(b.Number())
+// markersOf yields the markers of handlers in a generation.
+func (s *state) markersOf(b provider.Build, handlers []string) iter.Seq2[string, marker] {
+	return func(yield func(string, marker) bool) {
+		for _, handler := range handlers {
+			for key, m := range under(s.markers, handler) {
+				if generationOf(key, handler) == strconv.Itoa(b.Number()) && !yield(key, m) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // mark inserts a marker, unless it exists.

@@ -50,7 +50,8 @@ func (w *work) pick(f provider.TaskFilter) iter.Seq[task] {
 
 // TaskCounts implements provider.TaskInspector.
 func (db *DB) TaskCounts(ctx context.Context, kind string) (map[provider.TaskStatus]int64, error) {
-	return query(ctx, db.Provider, "count tasks", provider.CheckStorable("kind", kind), func(s *state, _ time.Time) map[provider.TaskStatus]int64 {
+	invalid := provider.CheckStorable("kind", kind)
+	return query(ctx, db.Provider, "count tasks", invalid, func(s *state, _ time.Time) map[provider.TaskStatus]int64 {
 		counts := provider.ZeroTaskCounts()
 		for _, t := range s.work.tasks.from("") {
 			if kind == "" || t.Kind == kind {
@@ -63,7 +64,8 @@ func (db *DB) TaskCounts(ctx context.Context, kind string) (map[provider.TaskSta
 
 // TaskGroup implements provider.TaskInspector.
 func (db *DB) TaskGroup(ctx context.Context, id string) (found provider.TaskGroup, ok bool, err error) {
-	found, err = query(ctx, db.Provider, "read a group of tasks", provider.CheckStorable("group id", id), func(s *state, _ time.Time) provider.TaskGroup {
+	invalid := provider.CheckStorable("group id", id)
+	found, err = query(ctx, db.Provider, "read a group of tasks", invalid, func(s *state, _ time.Time) provider.TaskGroup {
 		var g group
 		g, ok = s.work.groups.get(id)
 		return ownGroup(g)
@@ -73,7 +75,8 @@ func (db *DB) TaskGroup(ctx context.Context, id string) (found provider.TaskGrou
 
 // TaskTrail implements provider.TaskInspector.
 func (db *DB) TaskTrail(ctx context.Context, id string) ([]provider.TaskRecord, error) {
-	return query(ctx, db.Provider, "read the trail of a task", provider.CheckStorable("task id", id), func(s *state, _ time.Time) (records []provider.TaskRecord) {
+	invalid := provider.CheckStorable("task id", id)
+	return query(ctx, db.Provider, "read the trail of a task", invalid, func(s *state, _ time.Time) (records []provider.TaskRecord) {
 		trail, _ := s.work.trails.get(id)
 		for _, r := range trail.from(0) {
 			records = append(records, r)

@@ -96,7 +96,8 @@ func (w *work) record(t task, now time.Time, records ...taskrow.Record) {
 
 // TaskCandidates implements provider.Tasks.
 func (db *Provider) TaskCandidates(ctx context.Context, q provider.TaskQuery, limit int) ([]provider.Task, error) {
-	return query(ctx, db, "read task candidates", provider.CheckStorable("query.kinds", q.Kinds...), func(s *state, now time.Time) []provider.Task {
+	invalid := provider.CheckStorable("query.kinds", q.Kinds...)
+	return query(ctx, db, "read task candidates", invalid, func(s *state, now time.Time) []provider.Task {
 		return s.work.candidates(q, limit, now)
 	})
 }

@@ -60,8 +60,7 @@
 //   - The switch to OwnMarkers requires an empty read model and another name of the projector.
 //
 // In a cluster, all keys of the units must be in one hash slot: set Config.HashTag, and make keys with
-// Units.Key. A key of another slot is an error before anything is written. Sentinel needs nothing
-// special. A Ring is refused, because it has no transaction over its servers.
+// Units.Key. A key of another slot is an error before anything is written. A Ring is refused.
 //
 // # Rebuilds
 //
@@ -76,12 +75,11 @@
 //
 // # Without markers
 //
-// Without OwnMarkers, the commands of a unit are sent in one MULTI/EXEC, and a message may take effect
-// more than once: Options.Markers is a no-op, logged at debug and counted
-// (projector.RunnerObserver.Unmarked). All messages of a unit take effect again if the process ends
-// between EXEC and the acks, if the commit in the second store fails, or if the reply to EXEC is lost. So
-// write commands that may be repeated, such as SET, HSET and ZADD with values of the event, or accept
-// that a counter may be too high. There is no output, no Wait and no rebuild. What Redis loses is lost.
+// Without OwnMarkers, the commands of a unit are sent in one MULTI/EXEC. All of its messages take effect
+// again if the process ends between EXEC and the acks, if the commit in the second store fails, or if the
+// reply to EXEC is lost: write commands that may be repeated, such as SET, HSET and ZADD with values of the
+// event, or accept that a counter may be too high. Options.Markers is a no-op, logged at debug and counted
+// (projector.RunnerObserver.Unmarked). There is no output, no Wait and no rebuild. What Redis loses is lost.
 //
 // # Costs
 //

@@ -151,8 +151,11 @@ func unlink(ctx context.Context, node goredis.Cmdable, keys []string) error {
 	return wrapped("delete keys", node.Unlink(ctx, keys...).Err())
 }
 
+// page is called with some keys of a server. It returns false to end a scan.
+type page = func(node goredis.Cmdable, keys []string) (more bool, err error)
+
 // scanTable is scan for the keys of a table.
-func (u *Units) scanTable(ctx context.Context, table string, cursor uint64, fn func(node goredis.Cmdable, keys []string) (more bool, err error)) (uint64, error) {
+func (u *Units) scanTable(ctx context.Context, table string, cursor uint64, fn page) (uint64, error) {
 	return u.scan(ctx, u.Key(table), cursor, func(node goredis.Cmdable, keys []string) (more bool, err error) {
 		return fn(node, slices.DeleteFunc(keys, func(key string) bool {
 			rest, ok := strings.CutPrefix(key, u.Key(table))
@@ -161,8 +164,8 @@ func (u *Units) scanTable(ctx context.Context, table string, cursor uint64, fn f
 	})
 }
 
-// scan calls fn with the keys that begin with a prefix, in pages, until it returns false. It returns where the next call goes on, or 0.
-func (u *Units) scan(ctx context.Context, prefix string, cursor uint64, fn func(node goredis.Cmdable, keys []string) (more bool, err error)) (uint64, error) {
+// scan calls fn with the keys that begin with a prefix. It returns where the next call goes on, or 0.
+func (u *Units) scan(ctx context.Context, prefix string, cursor uint64, fn page) (uint64, error) {
 	node, err := u.nodeOf(ctx, u.own("shown"))
 	if err != nil {
 		return 0, wrapped("scan keys", err)

@@ -79,7 +79,8 @@ func (m *marked) checkKeys(what string, keys []string) error {
 	if _, is := m.client.(*goredis.ClusterClient); is {
 		for _, key := range keys {
 			if slotOf(key) != slotOf(m.keys.list[0]) {
-				return permanent(codeCrossSlot, fmt.Errorf("%s: key %q is not in the hash slot of %s: make keys with Units.Key, or put %s into them", what, key, m.tag, m.tag))
+				err := fmt.Errorf("%s: key %q is not in the hash slot of %s: make keys with Units.Key, or put %[3]s into them", what, key, m.tag)
+				return permanent(codeCrossSlot, err)
 			}
 		}
 	}

@@ -69,11 +69,12 @@ func readSegment(is map[string]string, prefix string) (s provider.Segment, exist
 	return s, err == nil
 }
 
-// move runs a script on a checkpoint, unless the input is invalid or the server does not keep markers.
-func (u *Units) move(ctx context.Context, doing string, invalid error, s *goredis.Script, b provider.Build, args ...any) (a answer, err error) {
-	if err = invalid; err == nil {
+// move runs a script on a checkpoint, unless there is an error already or the server does not keep markers.
+func (u *Units) move(ctx context.Context, doing string, err error, s *goredis.Script, b provider.Build, args ...any) (answer, error) {
+	if err == nil {
 		err = u.checkServer(ctx)
 	}
+	var a answer
 	if err == nil {
 		a, err = u.run(ctx, s, u.keysOf(b).list[:1], args)
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
@@ -164,41 +163,49 @@ func (s session) take(ctx context.Context, e provider.Entry, q provider.EntryQue
 	return e, true, nil
 }
 
-// ClaimEntries implements provider.Outbox: the portable claim, with all takes in one
-// transaction. It reads the candidates before the transaction begins, because each take checks
-// its entry again. So writers do not wait for the reading, and an idle relay takes no write lock.
+// ClaimEntries implements provider.Outbox: the portable claim, with all takes in one transaction.
 func (d *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]provider.Entry, error) {
 	t, err := t.WithDefaults()
 	if err != nil {
 		return nil, err
 	}
-	// an open transaction is an error also if there is nothing to claim
-	if err = cmp.Or(d.notInside(ctx), provider.CheckQuery(q)); err != nil {
-		return nil, fmt.Errorf("claim entries: %w", err)
+	return claimRows(ctx, d, "claim entries", provider.CheckQuery(q),
+		func(from querier) ([]provider.Entry, error) { return candidatesOf(ctx, from, q, t.Limit) },
+		func(u *unit, rows []provider.Entry) ([]provider.Entry, error) {
+			return claim.Portable(ctx, t,
+				func(context.Context, int) ([]provider.Entry, error) { return rows, nil },
+				func(ctx context.Context, e provider.Entry, t claim.Terms) (provider.Entry, bool, error) {
+					return u.take(ctx, e, q, t)
+				},
+				provider.Entry.Alone)
+		})
+}
+
+// claimRows reads candidates, and takes them in a transaction, which checks each one again. It reads before the
+// transaction begins, so writers do not wait for the reading, and who is idle takes no write lock. If none could be
+// taken, another claim was first, and it reads again: no claim can while the transaction holds the lock.
+func claimRows[Row, Taken any](
+	ctx context.Context, d *Provider, doing string, invalid error,
+	candidates func(from querier) ([]Row, error), take func(*unit, []Row) ([]Taken, error),
+) ([]Taken, error) {
+	var rows []Row
+	err := cmp.Or(d.notInside(ctx), invalid) // also if there is nothing to claim
+	if err == nil {
+		rows, err = candidates(d.reads)
 	}
-	read, err := candidatesOf(ctx, d.reads, q, t.Limit)
-	if err != nil || len(read) == 0 {
-		return nil, wrap("read candidates", err)
+	if err != nil || len(rows) == 0 {
+		return nil, wrap(doing, err)
 	}
-	return update(ctx, d, "claim entries", nil, func(u *unit) ([]provider.Entry, error) {
-		taken, err := u.claim(ctx, q, t, read)
-		if err == nil && len(taken) == 0 {
-			// Another relay claimed the candidates first. No relay can while this transaction holds the lock.
-			if read, err = candidatesOf(ctx, u, q, t.Limit); err == nil {
-				taken, err = u.claim(ctx, q, t, read)
-			}
+	return update(ctx, d, doing, nil, func(u *unit) ([]Taken, error) {
+		taken, err := take(u, rows)
+		if err != nil || len(taken) > 0 {
+			return taken, err
+		}
+		if rows, err = candidates(u); err == nil {
+			taken, err = take(u, rows)
 		}
 		return taken, err
 	})
-}
-
-func (s session) claim(ctx context.Context, q provider.EntryQuery, t claim.Terms, read []provider.Entry) ([]provider.Entry, error) {
-	return claim.Portable(ctx, t,
-		func(context.Context, int) ([]provider.Entry, error) { return read, nil },
-		func(ctx context.Context, e provider.Entry, t claim.Terms) (provider.Entry, bool, error) {
-			return s.take(ctx, e, q, t)
-		},
-		provider.Entry.Alone)
 }
 
 // markEntry changes entry ?1, which the claim with token ?2 holds.

@@ -1,4 +1,4 @@
-// Package sqlite is a provider that keeps everything in one SQLite file, without a server.
+// Package sqlite is a provider that keeps everything in one SQLite file, without a server. Its driver is modernc.org/sqlite.
 //
 // Streams, outbox, markers, parked messages and the application's tables share the file. So the
 // writes of a handler commit together with its marker, and events together with their outbox
@@ -41,6 +41,4 @@
 // sync. They survive the end of the process. A loss of power may lose them, and nothing else. Runners
 // and workers cannot renew leases while a handler's transaction is open in any process that shares
 // the file: make leases longer than such handlers take.
-//
-// The driver is modernc.org/sqlite.
 package sqlite

@@ -144,7 +144,8 @@ func openOf(f provider.EntryFilter, all, open string, args ...any) (string, []an
 	if !f.OnlyOpen() {
 		return all, args
 	}
-	return open, append(args, slices.ContainsFunc(f.Status, func(s outbox.Status) bool { return s != outbox.Held }), slices.Contains(f.Status, outbox.Held))
+	isClaimable := func(s outbox.Status) bool { return s != outbox.Held }
+	return open, append(args, slices.ContainsFunc(f.Status, isClaimable), slices.Contains(f.Status, outbox.Held))
 }
 
 // Entries implements outbox.Inspector.

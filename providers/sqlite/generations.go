@@ -167,18 +167,14 @@ func (u *unit) clear(ctx context.Context, b provider.Build, handlers []string, l
 
 // drop drops tables that exist.
 func (u *unit) drop(ctx context.Context, names []string) error {
-	var tables []tableName
-	for _, t := range tablesOf(names) {
+	var failed error
+	tables := slices.DeleteFunc(tablesOf(names), func(t tableName) bool {
 		exists, err := u.isTable(ctx, t)
-		if err != nil {
-			return err
-		}
-		if exists {
-			tables = append(tables, t)
-		}
-	}
-	if len(tables) == 0 {
-		return nil
+		failed = cmp.Or(failed, err)
+		return !exists
+	})
+	if failed != nil || len(tables) == 0 {
+		return failed
 	}
 	return u.empty(ctx, `drop table `, tables)
 }

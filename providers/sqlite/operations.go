@@ -184,9 +184,9 @@ func (d *Provider) SchemaVersion(ctx context.Context) (database, program int64, 
 }
 
 const (
-	surveyHead = `select ` + clock + `, coalesce(max(position), 0) from kinora_events`
-
-	surveyHeadEvent = `select id, recorded_at from kinora_events where position = ?1`
+	surveyHead = `
+select ` + clock + `, coalesce(e.position, 0), coalesce(e.id, ''), e.recorded_at
+from (select 1) left join (select position, id, recorded_at from kinora_events order by position desc limit 1) e on true`
 
 	// The generations with a checkpoint, or with parked messages: b walks the index of lanes from one
 	// generation to the next.
@@ -261,11 +261,8 @@ func (d *Provider) Survey(ctx context.Context, limit int) (provider.Survey, erro
 }
 
 func (d *Provider) survey(ctx context.Context, limit int) (s provider.Survey, err error) {
-	err = one(ctx, d.reads, []any{scanTime(&s.Now), &s.Head.Position}, surveyHead)
-	if s.Settled = s.Head.Position; err == nil && s.Settled > 0 {
-		err = one(ctx, d.reads, []any{&s.Head.ID, scanTime(&s.Head.RecordedAt)}, surveyHeadEvent, s.Settled)
-	}
-	if err != nil {
+	err = one(ctx, d.reads, []any{scanTime(&s.Now), &s.Head.Position, &s.Head.ID, scanTime(&s.Head.RecordedAt)}, surveyHead)
+	if s.Settled = s.Head.Position; err != nil {
 		return s, err
 	}
 	s.Builds, err = rowsOf(ctx, d.reads, func(b *provider.SurveyedBuild) []any { return []any{&b.Projector, &b.Generation} }, surveyBuilds)
@@ -302,7 +299,8 @@ func (d *Provider) surveyBuild(ctx context.Context, s *provider.Survey, b *provi
 	if b.Checkpoint, err = d.Checkpoint(ctx, b.Build); err != nil {
 		return err
 	}
-	err = one(ctx, d.reads, []any{&b.Parked.N, &b.Lanes.N, &b.StuckLanes.N, scanTime(&b.Oldest)}, surveyParked, b.Projector, b.Generation, limit)
+	counts := []any{&b.Parked.N, &b.Lanes.N, &b.StuckLanes.N, scanTime(&b.Oldest)}
+	err = one(ctx, d.reads, counts, surveyParked, b.Projector, b.Generation, limit)
 	b.Lanes.N += b.StuckLanes.N
 	for _, n := range []*provider.Count{&b.Parked, &b.Lanes, &b.StuckLanes} {
 		n.AtLeast = n.N >= int64(limit)

@@ -45,7 +45,8 @@ func (d *Provider) Due(ctx context.Context, f provider.DueFilter) (due []provide
 	err = provider.CheckDueFilter(f)
 	for i := 0; err == nil && i < len(f.Builds); i++ {
 		var listed []provider.Parked
-		listed, err = parkedOf(ctx, d.reads, dueParked, f.Builds[i].Projector, max(f.Keys, 0), max(f.Each, 0), anyOf(f.Lanes), f.Builds[i].Number())
+		b := f.Builds[i]
+		listed, err = parkedOf(ctx, d.reads, dueParked, b.Projector, max(f.Keys, 0), max(f.Each, 0), anyOf(f.Lanes), b.Number())
 		due = append(due, listed...)
 	}
 	return result(due, "list due messages", err)

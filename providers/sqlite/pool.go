@@ -74,8 +74,9 @@ var inTransactions = []string{
 	findEvents, raiseStream, readVersion, insertEvent, insertEntry, readLineage,
 	candidates, candidatesUnordered, takeEntry, takeUnordered, markEntry, dropEntry, lanesOf, releaseEntries,
 	savepoint, release, readStream,
-	findMarked, insertMarkers, findHeld, findSuspects, findFront, parkMessage, keepReplayed, dropReplayed, dueNow, tryParked, readCheckpoint, readWholeCheckpoint, moveCheckpoint, moveSegment,
-	findTask, saveTask, insertTasks, takeTask, readClock, insertTrail, insertGroup, findGroup, countGroup, renewTask, taskCandidates, suspectCandidates,
+	findMarked, insertMarkers, findHeld, findSuspects, findFront, parkMessage, keepReplayed, dropReplayed, dueNow, tryParked,
+	readCheckpoint, readWholeCheckpoint, moveCheckpoint, moveSegment, taskCandidates, suspectCandidates,
+	findTask, saveTask, insertTasks, takeTask, readClock, insertTrail, insertGroup, findGroup, countGroup, renewTask,
 	insertInFlight, clearInFlight, extendLease, deleteInFlight, deleteRunner, lastCrash, readLive,
 }
 

@@ -25,7 +25,8 @@ on conflict (projector, generation, segment) do update set token = excluded.toke
 
 	readWholeCheckpoint = `
 select position, mode, token, event_id, recorded_at, lineage, handlers, nullif(splits, '[]'), (
-	select json_group_array(json_object('number', segment, 'position', position, 'id', event_id, 'token', hex(token), 'micros', recorded_at) order by segment)
+	select json_group_array(json_object(
+		'number', segment, 'position', position, 'id', event_id, 'token', hex(token), 'micros', recorded_at) order by segment)
 	from kinora_segments s where s.projector = ?1 and s.generation = ?2)
 from kinora_checkpoints where ` + ofBuild
 

@@ -143,10 +143,10 @@ func snapshotOf(ctx context.Context, q querier, stream, schema string) (eventsto
 }
 
 func (s session) saveSnapshot(ctx context.Context, stream string, n eventstore.Snapshot) error {
-	if _, err := s.exec(ctx, saveSnapshot, stream, n.Schema, n.Version, n.EventID, n.State); err != nil {
-		return err
+	_, err := s.exec(ctx, saveSnapshot, stream, n.Schema, n.Version, n.EventID, n.State)
+	if err == nil {
+		_, err = s.exec(ctx, deleteOldSnapshots, stream, n.Schema)
 	}
-	_, err := s.exec(ctx, deleteOldSnapshots, stream, n.Schema)
 	return err
 }
 

@@ -122,7 +122,9 @@ func (s session) decideTasks(ctx context.Context, f provider.TaskFilter, d taskr
 	}
 }
 
-func (d *Provider) decideAll(ctx context.Context, doing string, invalid error, f provider.TaskFilter, what taskrow.Decision, by provider.Decision) (int, error) {
+func (d *Provider) decideAll(
+	ctx context.Context, doing string, invalid error, f provider.TaskFilter, what taskrow.Decision, by provider.Decision,
+) (int, error) {
 	return update(ctx, d, doing, invalid, func(u *unit) (int, error) {
 		n, err := u.decideTasks(ctx, f, what, by)
 		u.tasks = n > 0
@@ -143,7 +145,8 @@ func (d *DB) CancelTasks(ctx context.Context, f provider.TaskFilter, by provider
 // CompleteTask implements provider.TaskInspector.
 func (d *DB) CompleteTask(ctx context.Context, id string, out json.RawMessage, by provider.Decision) error {
 	f := provider.TaskFilter{IDs: []string{id}}
-	n, err := d.decideAll(ctx, "complete a task", cmp.Or(provider.CheckTaskResult(out), provider.CheckTaskDecision(f, by)), f, taskrow.Complete(out), by)
+	invalid := cmp.Or(provider.CheckTaskResult(out), provider.CheckTaskDecision(f, by))
+	n, err := d.decideAll(ctx, "complete a task", invalid, f, taskrow.Complete(out), by)
 	if err == nil && n == 0 {
 		err = fmt.Errorf("complete task %s: %w", id, provider.ErrTaskVersion)
 	}

@@ -234,7 +234,8 @@ func (d *Provider) DeleteTasks(ctx context.Context, keep provider.TaskRetention,
 	limit = max(limit, 0)
 	done, undone := millis(keep.Done), millis(keep.Undone)
 	var tasks, groups bool
-	err = cmp.Or(one(ctx, d.reads, []any{&tasks}, hasOldTasks, done, undone, limit), one(ctx, d.reads, []any{&groups}, hasOldGroups, done, limit))
+	err = cmp.Or(one(ctx, d.reads, []any{&tasks}, hasOldTasks, done, undone, limit),
+		one(ctx, d.reads, []any{&groups}, hasOldGroups, done, limit))
 	if err == nil && (tasks || groups) {
 		err = d.writeTx(ctx, func(u *unit) error {
 			ids, err := column[string](ctx, u, oldTasks, done, undone, limit)
@@ -324,8 +325,7 @@ func (s session) takeTask(ctx context.Context, r taskrow.Row, q provider.TaskQue
 	return taken, ok, err
 }
 
-// ClaimTasks implements provider.Tasks, as ClaimEntries does: it reads the candidates
-// before the transaction begins, so that an idle worker takes no write lock.
+// ClaimTasks implements provider.Tasks.
 func (d *Provider) ClaimTasks(ctx context.Context, q provider.TaskQuery, t claim.Terms) ([]provider.Task, error) {
 	t, err := t.WithDefaults()
 	if err != nil {
@@ -334,26 +334,9 @@ func (d *Provider) ClaimTasks(ctx context.Context, q provider.TaskQuery, t claim
 	if q.Alone {
 		t.Limit = 1
 	}
-	// an open transaction is an error also if there is nothing to claim
-	if err = cmp.Or(provider.CheckStorable("query.kinds", q.Kinds...), d.notInside(ctx)); err != nil {
-		return nil, fmt.Errorf("claim tasks: %w", err)
-	}
-	rows, err := taskCandidatesOf(ctx, d.reads, q, t.Limit)
-	if err != nil || len(rows) == 0 {
-		return nil, wrap("read task candidates", err)
-	}
-	return update(ctx, d, "claim tasks", nil, func(u *unit) ([]provider.Task, error) {
-		taken, err := u.claimTasks(ctx, rows, q, t)
-		if err != nil || len(taken) > 0 {
-			return taken, err
-		}
-		// Another worker claimed the candidates first, or none of them can run. No worker can claim
-		// while this transaction holds the lock.
-		if rows, err = taskCandidatesOf(ctx, u, q, t.Limit); err == nil {
-			taken, err = u.claimTasks(ctx, rows, q, t)
-		}
-		return taken, err
-	})
+	return claimRows(ctx, d, "claim tasks", provider.CheckStorable("query.kinds", q.Kinds...),
+		func(from querier) ([]taskrow.Row, error) { return taskCandidatesOf(ctx, from, q, t.Limit) },
+		func(u *unit, rows []taskrow.Row) ([]provider.Task, error) { return u.claimTasks(ctx, rows, q, t) })
 }
 
 func (s session) claimTasks(ctx context.Context, rows []taskrow.Row, q provider.TaskQuery, t claim.Terms) (taken []provider.Task, err error) {
