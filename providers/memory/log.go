@@ -81,7 +81,7 @@ func (db *Provider) LogEvents(ctx context.Context, ids []string) (map[string]eve
 	return query(ctx, db, "read events by id", nil, func(s *state, _ time.Time) map[string]eventstore.Raw { return byID(s, ids, own) })
 }
 
-// byID returns what is asked about the events with these ids.
+// byID returns the values of ask for the events with these ids.
 func byID[V any](s *state, ids []string, ask func(eventstore.Raw) V) map[string]V {
 	found := map[string]V{}
 	for _, id := range ids {

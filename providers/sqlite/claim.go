@@ -182,7 +182,7 @@ func (d *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t cl
 }
 
 // claimRows reads candidates, and takes them in a transaction, which checks each one again. It reads before the
-// transaction begins, so writers do not wait for the reading, and who is idle takes no write lock. If none could be
+// transaction begins, so writers do not wait for the reading, and an idle claimer takes no write lock. If none could be
 // taken, another claim was first, and it reads again: no claim can while the transaction holds the lock.
 func claimRows[Row, Taken any](
 	ctx context.Context, d *Provider, doing string, invalid error,
