@@ -104,10 +104,7 @@ func OnBatch[Tx, E any](name string, fn func(ctx context.Context, tx Tx, events 
 		name: name, match: eventstore.Matching[E],
 		take: func(t *eventstore.Types, m *model.Message) (any, error) {
 			e, err := model.Decoded[E](t, m)
-			if err != nil {
-				return nil, model.Undecodable(err)
-			}
-			return e, nil
+			return e, model.Undecodable(err)
 		},
 		batch: func(ctx context.Context, tx Tx, events []any) error {
 			all := make([]eventstore.Event[E], len(events))

@@ -94,7 +94,7 @@ var appends = []Mutant{
 	{
 		Name:  "batch_overtaken",
 		What:  "a handler gets an event although another handler has not got an earlier one of its stream",
-		Edits: []Edit{{File: "projector/internal/unit/batch.go", Old: "if b.keys[m.OrderedBy()] && (b.handler.Name != h.Name ||", New: "if b.keys[m.OrderedBy()] && (b.handler.Name == \"\" ||"}},
+		Edits: []Edit{{File: "projector/internal/unit/handle.go", Old: "if b.keys[m.OrderedBy()] && (b.handler.Name != h.Name ||", New: "if b.keys[m.OrderedBy()] && (b.handler.Name == \"\" ||"}},
 		Tests: []Test{{"./projector", "TestOnBatchKeepsTheOrderOfEachStream"}},
 	},
 }

@@ -5,19 +5,19 @@ var decoders = []Mutant{
 	{
 		Name:  "foreign_position",
 		What:  "the headers of a position make a message of other software an event of the log",
-		Edits: []Edit{{File: "projector/internal/model/places.go", Old: "case m.Malformed != nil, m.IsForeign, m.IsUnknown:", New: "case m.Malformed != nil, m.IsUnknown:"}},
+		Edits: []Edit{{File: "projector/internal/model/receiver.go", Old: "case m.Malformed != nil, m.IsForeign, m.IsUnknown:", New: "case m.Malformed != nil, m.IsUnknown:"}},
 		Tests: []Test{{"./projector", "TestMessageOfOtherSoftwareIsNotInTheLog"}},
 	},
 	{
 		Name:  "foreign_uuid",
 		What:  "markers have the UUID of the delivery instead of the id that the decoder returned",
-		Edits: []Edit{{File: "projector/internal/model/foreign.go", Old: "\t\td.ID = raw.ID\n", New: "\t\traw.ID = d.ID\n"}},
+		Edits: []Edit{{File: "projector/internal/model/receiver.go", Old: "\t\td.ID = raw.ID\n", New: "\t\traw.ID = d.ID\n"}},
 		Tests: []Test{{"./projector", "TestMessagesOfOtherSoftwareAreAppliedOnce"}},
 	},
 	{
 		Name:  "decoder_shares_message",
 		What:  "a decoder gets the delivery itself, and may change or ack it",
-		Edits: []Edit{{File: "projector/internal/model/foreign.go", Old: "one := m.CopyWithContext()", New: "one := m"}},
+		Edits: []Edit{{File: "projector/internal/model/receiver.go", Old: "one := m.CopyWithContext()", New: "one := m"}},
 		Tests: []Test{{"./projector", "TestMessageThatTheDecoderRefusesIsParked"}},
 	},
 	{

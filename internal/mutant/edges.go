@@ -11,7 +11,7 @@ var edges = []Mutant{
 	{
 		Name:  "handler_no_cause",
 		What:  "what a handler appends does not have its event as the cause",
-		Edits: []Edit{{File: "projector/internal/unit/handle.go", Old: "a.call(model.WithCause(a.valuesOf(ctx, m), m.Raw),", New: "a.call(a.valuesOf(ctx, m),"}},
+		Edits: []Edit{{File: "projector/internal/unit/handle.go", Old: "return model.WithCause(ctx, m.Raw)", New: "return ctx"}},
 		Tests: []Test{{".", "TestContextFlows"}},
 	},
 	{

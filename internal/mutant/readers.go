@@ -5,7 +5,7 @@ var readers = []Mutant{
 	{
 		Name:  "each_reader_asks",
 		What:  "each reader without work asks the log for itself",
-		Edits: []Edit{{File: "projector/internal/model/head.go", Old: "if now := h.Clock(); o.read.IsZero() || now.Sub(o.read) >= headAge {", New: "if now := h.Clock(); true {"}},
+		Edits: []Edit{{File: "projector/internal/model/host.go", Old: "if now := h.Clock(); o.read.IsZero() || now.Sub(o.read) >= headAge {", New: "if now := h.Clock(); true {"}},
 		Tests: []Test{{"./projector", "TestIdleProjectorsShareAQuestion"}},
 	},
 	{
@@ -23,7 +23,7 @@ var readers = []Mutant{
 	{
 		Name:  "last_step_without_markers",
 		What:  "the units in which a projector goes live write no markers",
-		Edits: []Edit{{File: "projector/internal/follow/reader.go", Old: "\to := &completing{r: r, g: g}\n", New: "\tfor _, m := range all {\n\t\tm.Mark = m.Mark && r.at.Mode != provider.ModeClosing\n\t}\n\to := &completing{r: r, g: g}\n"}},
+		Edits: []Edit{{File: "projector/internal/follow/reader.go", Old: "slices.Chunk(r.taken(events), r.Applier.Batch) {\n", New: "slices.Chunk(r.taken(events), r.Applier.Batch) {\n\t\tfor _, m := range msgs {\n\t\t\tm.Mark = m.Mark && r.at.Mode != provider.ModeClosing\n\t\t}\n"}},
 		Tests: []Test{{"./projector", "TestGoingLiveLosesDoublesAndMisordersNothing"}},
 	},
 	{
@@ -64,7 +64,7 @@ var readers = []Mutant{
 	{
 		Name:  "large_units_after_a_crash",
 		What:  "events that were in flight when a reader crashed run in units of the usual size",
-		Edits: []Edit{{File: "projector/internal/follow/reader.go", Old: "\tif r.suspects > 0 {\n", New: "\tif r.suspects < 0 {\n"}},
+		Edits: []Edit{{File: "projector/internal/follow/page.go", Old: "\tif r.suspects > 0 {\n", New: "\tif r.suspects < 0 {\n"}},
 		Tests: []Test{{"./projector", "TestEventsOfACrashedReaderRunInSmallUnits"}},
 	},
 	{
@@ -101,13 +101,13 @@ var readers = []Mutant{
 	{
 		Name:  "page_again",
 		What:  "a reader that has applied a part of a page, and then failed, reads the page again",
-		Edits: []Edit{{File: "projector/internal/follow/reader.go", Old: "case err != nil && r.at.Place.Position > from:", New: "case err != nil && from < 0:"}},
+		Edits: []Edit{{File: "projector/internal/follow/page.go", Old: "if err != nil && r.at.Place.Position > from {", New: "if err != nil && from < 0 {"}},
 		Tests: []Test{{"./projector", "TestATurnThatIsLostWithinAPage"}},
 	},
 	{
 		Name:  "brake_within_pages",
 		What:  "a reader waits only between the failing events of one page",
-		Edits: []Edit{{File: "projector/internal/follow/reader.go", Old: "\tr.Applier.BackOff(ctx) // the messages", New: "\t_ = 0 // the messages"}},
+		Edits: []Edit{{File: "projector/internal/follow/page.go", Old: "\tr.Applier.BackOff(ctx) // the messages", New: "\t_ = 0 // the messages"}},
 		Tests: []Test{{"./projector", "TestAReaderOfTheLogWaits"}},
 	},
 }

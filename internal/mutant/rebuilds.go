@@ -23,7 +23,7 @@ var rebuilds = []Mutant{
 	{
 		Name:  "ahead_of_live",
 		What:  "the reader of a generation that is not live applies events that the live one has not applied",
-		Edits: []Edit{{File: "projector/internal/follow/reader.go", Old: "\tif err == nil && r.Pace != nil {\n\t\terr = r.Pace.Cut(", New: "\tif err == nil && r.Build.Generation == 0 {\n\t\terr = r.Pace.Cut("}},
+		Edits: []Edit{{File: "projector/internal/follow/page.go", Old: "\tif err == nil && r.Pace != nil {\n\t\terr = r.Pace.Cut(", New: "\tif err == nil && r.Build.Generation == 0 {\n\t\terr = r.Pace.Cut("}},
 		Tests: []Test{{"./projector", "TestVerifyComparesAtTheLivePosition"}},
 		Cells: []string{"rebuild-verify"},
 	},

@@ -32,7 +32,7 @@ var segments = []Mutant{
 	{
 		Name:  "segment_by_event",
 		What:  "the segment of an event is that of its id instead of its stream",
-		Edits: []Edit{{File: "projector/internal/follow/cursor.go", Old: "o.split.Of(e.Stream) != o.segment", New: "o.split.Of(e.ID) != o.segment"}},
+		Edits: []Edit{{File: "projector/internal/follow/page.go", Old: "o.split.Of(e.Stream) != o.segment", New: "o.split.Of(e.ID) != o.segment"}},
 		Tests: []Test{{"./projector", "TestSegmentsApplyEachStreamInOrderAndAreSharedFairly"}},
 	},
 	{

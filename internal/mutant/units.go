@@ -36,7 +36,7 @@ var units = []Mutant{
 	{
 		Name:  "some_handlers",
 		What:  "a message is applied if its first handler succeeds, although another handler fails",
-		Edits: []Edit{{File: "projector/internal/unit/handle.go", Old: "\t\tsome, took, err := a.call(model.WithCause(a.valuesOf(ctx, m), m.Raw), call, &m.Handlers[j], m.Replayed, m, nil)\n\t\tif err != nil {\n", New: "\t\tsome, took, err := a.call(model.WithCause(a.valuesOf(ctx, m), m.Raw), call, &m.Handlers[j], m.Replayed, m, nil)\n\t\tif err != nil && j == 0 {\n"}},
+		Edits: []Edit{{File: "projector/internal/unit/handle.go", Old: "\t\tsome, took, err := a.call(ctx, call, &m.Handlers[j], m.Replayed, m, nil)\n\t\tif err != nil {\n", New: "\t\tsome, took, err := a.call(ctx, call, &m.Handlers[j], m.Replayed, m, nil)\n\t\tif err != nil && j == 0 {\n"}},
 		Tests: []Test{{"./projector", "TestMessageIsAppliedByAllItsHandlersOrNone"}},
 	},
 	{
@@ -48,7 +48,7 @@ var units = []Mutant{
 	{
 		Name:  "counted_in_company",
 		What:  "a message that fails among others is parked, although it may not fail alone",
-		Edits: []Edit{{File: "projector/internal/apply/verdict.go", Old: "case f.size == 1, f.at >= 0 && (", New: "case f.size == 1, f.at >= 0 || ("}},
+		Edits: []Edit{{File: "projector/internal/apply/apply.go", Old: "case f.size == 1, f.at >= 0 && (", New: "case f.size == 1, f.at >= 0 || ("}},
 		Tests: []Test{{"./projector", "TestOnlyFailuresAloneCount"}},
 	},
 	{
@@ -66,7 +66,7 @@ var units = []Mutant{
 	{
 		Name:  "transient_counted",
 		What:  "a message is parked when the database is busy or away",
-		Edits: []Edit{{File: "projector/internal/apply/verdict.go", Old: "case class == provider.ClassTransient, class", New: "case class"}},
+		Edits: []Edit{{File: "projector/internal/apply/apply.go", Old: "case class == provider.ClassTransient, class", New: "case class"}},
 		Tests: []Test{{"./projector", "TestTransientErrorHalvesTheUnitAndIsNeverCounted"}},
 	},
 	{

@@ -11,13 +11,13 @@ var untrusted = []Mutant{
 	{
 		Name:  "forged_id_as_of_an_event",
 		What:  "a message that is not in the log is parked under its id, as if it were the event that is appended later",
-		Edits: []Edit{{File: "projector/internal/model/foreign.go", Old: "const unknownID = \"unknown \"", New: "const unknownID = \"\""}},
+		Edits: []Edit{{File: "projector/internal/model/receiver.go", Old: "const unknownID = \"unknown \"", New: "const unknownID = \"\""}},
 		Tests: []Test{{"./projector", "TestForgedIDIsNotThatOfAnEventThatIsAppendedLater"}},
 	},
 	{
 		Name:  "forged_key_held",
 		What:  "a message that is not in the log holds its key",
-		Edits: []Edit{{File: "projector/internal/model/foreign.go", Old: "d.IsUnknown, d.Key = true, \"\"", New: "d.IsUnknown = true"}},
+		Edits: []Edit{{File: "projector/internal/model/receiver.go", Old: "d.IsUnknown, d.Key = true, \"\"", New: "d.IsUnknown = true"}},
 		Tests: []Test{{"./internal/readmodeltest", "TestMessagesOfAnUntrustedSourceAreTakenFromTheLog/over_the_broker_only"}},
 	},
 	{

@@ -35,12 +35,6 @@ type Owner interface {
 // ErrLeft: messages were left to the reader of the log, and perhaps no reader finds them.
 var ErrLeft = errors.New("deliveries were left to the reader of another generation")
 
-// Result is what Apply has done.
-type Result struct {
-	Progress bool             // the state of a parked message has changed
-	Rest     []*model.Message // neither applied nor set aside, after an error
-}
-
 // Begin begins to record whether the goroutine of the applier moves, until the function that it returns is
 // called.
 func (a *Applier) Begin() (end func()) {
@@ -57,8 +51,8 @@ func (a *Applier) Begin() (end func()) {
 // back, and its messages run in new units: those before the message that failed, that message
 // alone, then the rest, beginning with one message and doubling. Only a message that fails alone,
 // or whose handler does not return, is set aside. The error is that of a context, provider.ErrFenced,
-// provider.ErrEnded, or one of the owner.
-func (a *Applier) Apply(ctx, hard context.Context, msgs []*model.Message, o Owner) (r Result, err error) {
+// provider.ErrEnded, or one of the owner. With it, Apply returns the messages that are neither applied nor set aside.
+func (a *Applier) Apply(ctx, hard context.Context, msgs []*model.Message, o Owner) (rest []*model.Message, err error) {
 	run := &running{owner: o, pause: closingPause}
 	for len(msgs) > 0 && ctx.Err() == nil {
 		u := o.Unit(run.part(msgs, a.next()))
@@ -73,19 +67,16 @@ func (a *Applier) Apply(ctx, hard context.Context, msgs []*model.Message, o Owne
 			aside: len(u.Messages) == 1 && u.Messages[0].Aside != nil,
 		})
 		if v == end {
-			r.Rest = msgs
-			return r, err
+			return msgs, err
 		}
 		if v != finish {
 			msgs = a.retry(ctx, run, v, d, err, msgs)
 			continue
 		}
 		if err := o.Committed(ctx, d); err != nil {
-			r.Rest = msgs
-			return r, err
+			return msgs, err
 		}
 		a.Finish(d)
-		r.Progress = r.Progress || progressed(d)
 		a.grow(took, u.Messages[0] == run.culprit)
 		o.Waiting(ctx, hard, d.Behind)
 		run.tries, run.pause = 0, closingPause
@@ -94,10 +85,58 @@ func (a *Applier) Apply(ctx, hard context.Context, msgs []*model.Message, o Owne
 		}
 	}
 	if len(msgs) > 0 {
-		r.Rest = msgs
-		return r, ctx.Err()
+		return msgs, ctx.Err()
 	}
-	return r, nil
+	return nil, nil
+}
+
+// failure is how a unit ended.
+type failure struct {
+	err  error // nil: it was committed
+	size int   // number of its messages
+	at   int   // the message that failed; -1: it is not known
+	// aside: it was to set its only message aside
+	aside bool
+	over  bool // the hard context of the runner has ended
+}
+
+// verdict is what follows the end of a unit.
+type verdict int
+
+const (
+	finish   verdict = iota // ack, report, go on
+	again                   // the same messages after a backoff
+	closing                 // the same messages, once the reader of the log has applied the last events
+	halve                   // it is not known which message failed
+	split                   // the messages before the one that failed, it alone, the rest
+	setAside                // the message that failed
+	end                     // the owner decides
+)
+
+// judge decides what follows the end of a unit.
+func judge(f failure) verdict {
+	class, code := provider.ClassOf(f.err), provider.CodeOf(f.err)
+	switch {
+	case f.err == nil:
+		return finish
+	case f.over, errors.Is(f.err, provider.ErrFenced), errors.Is(f.err, provider.ErrEnded):
+		return end
+	case code == provider.CodeClosing:
+		return closing
+	case class == provider.ClassTransient, class == provider.ClassAmbiguous, f.aside:
+		return again
+	case f.size == 1, f.at >= 0 && (errors.Is(f.err, unit.ErrStuck) || code == provider.CodePartly || isOnly(f.err)):
+		return setAside
+	case f.at >= 0:
+		return split
+	}
+	return halve
+}
+
+// isOnly reports whether a message has failed, and the other messages of its unit were applied.
+func isOnly(err error) bool {
+	e, ok := errors.AsType[*provider.MessageError](err)
+	return ok && e.Others
 }
 
 // running is a call of Apply.
@@ -212,16 +251,6 @@ func SetAside(m *model.Message, d *unit.Done, cause error, attempts int) {
 	if d.Handler == "" && len(m.Handlers) == 1 {
 		m.Aside.Handler = m.Handlers[0].Name
 	}
-}
-
-// progressed reports whether a unit has changed the state of a parked message.
-func progressed(d *unit.Done) bool {
-	for i, m := range d.Unit.Messages {
-		if m.Parked != nil && d.Fates[i] != unit.Changed {
-			return true
-		}
-	}
-	return false
 }
 
 // Finish acks and reports the messages of a committed unit.

@@ -87,11 +87,11 @@ const endedPause = 10 * time.Millisecond
 // deliver applies deliveries.
 func (w *Worker) deliver(ctx, hard context.Context, msgs []*model.Message) {
 	for pause := endedPause; len(msgs) > 0 && ctx.Err() == nil; {
-		r, err := w.Applier.Apply(ctx, hard, msgs, w)
-		if len(r.Rest) < len(msgs) {
+		rest, err := w.Applier.Apply(ctx, hard, msgs, w)
+		if len(rest) < len(msgs) {
 			pause = endedPause
 		}
-		msgs = r.Rest
+		msgs = rest
 		switch {
 		case errors.Is(err, apply.ErrLeft):
 			model.Wait(ctx, endedPause)

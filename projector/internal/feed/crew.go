@@ -143,12 +143,10 @@ func (c *crew) read(ctx, hard context.Context) {
 // role returns how a reader follows the log.
 func (c *crew) role(r *follow.Reader, g *generation.Row) follow.Role {
 	switch {
-	case r.Segment > 0:
-		return follow.Segment{Reader: r}
+	case r.Segment > 0, g.IsLive() && c.feeder.Projector.Rules.OnlyLog:
+		return follow.FromLog{Reader: r}
 	case !g.IsLive():
 		return &rebuild.Trail{Reader: r, Switcher: &rebuild.Switcher{Reader: r}, Reached: c.feeder.Reached}
-	case c.feeder.Projector.Rules.OnlyLog:
-		return follow.FromLog{Reader: r}
 	}
 	return &follow.Complete{Reader: r}
 }

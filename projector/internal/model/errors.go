@@ -44,8 +44,11 @@ func permanent(code, text string) *provider.Error {
 	return &provider.Error{Class: provider.ClassPermanent, Code: code, Err: errors.New(text)}
 }
 
-// Undecodable returns the error of an event that this program cannot decode.
+// Undecodable returns the error of an event that this program cannot decode, nil if err is nil.
 func Undecodable(err error) error {
+	if err == nil {
+		return nil
+	}
 	code := CodeUndecodable
 	if errors.Is(err, eventstore.ErrUnregistered) {
 		code = CodeUnregistered

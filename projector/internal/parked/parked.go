@@ -34,27 +34,24 @@ type Hands struct {
 // replaying is the owner of parked messages.
 type replaying struct {
 	*unit.Worker
-	g *generation.Row
+	g        *generation.Row
+	progress bool // the state of a message has changed
 }
 
-func (o replaying) Unit(msgs []*model.Message) *unit.Unit {
-	return o.Of(o.g.Build, o.g.Suffix, msgs)
+func (o *replaying) Unit(msgs []*model.Message) *unit.Unit { return o.Of(o.g.Build, o.g.Suffix, msgs) }
+
+func (o *replaying) Committed(_ context.Context, d *unit.Done) error {
+	o.progress = o.progress || slices.ContainsFunc(d.Fates, func(f unit.Fate) bool { return f != unit.Changed })
+	return nil
 }
-func (o replaying) Committed(context.Context, *unit.Done) error               { return nil }
-func (o replaying) Waiting(context.Context, context.Context, []provider.Lane) {}
+
+func (o *replaying) Waiting(context.Context, context.Context, []provider.Lane) {}
 
 // Replay applies due parked messages. Those that only wait behind others run in units of many,
 // all others alone, and their attempts are counted before they run. It reports whether the state
 // of any message changed.
 func (p *Parked) Replay(ctx, hard context.Context, by Hands, g *generation.Row, msgs []*model.Message) (progress bool) {
 	if !p.can(ctx, g.Build) {
-		return false
-	}
-	ask := func(ctx context.Context) error { return p.Sent.AskParked(ctx, g.Build, msgs) }
-	if err := ask(ctx); err != nil {
-		if ctx.Err() == nil {
-			p.Host.Report(slog.LevelWarn, "generations not asked", err, "projector", p.Projector.Name)
-		}
 		return false
 	}
 	var waiting, failed []*model.Message
@@ -66,26 +63,40 @@ func (p *Parked) Replay(ctx, hard context.Context, by Hands, g *generation.Row, 
 		}
 	}
 	p.findLost(ctx, by, waiting)
-	err := by.Turn.For(ctx, hard, msgs, ask, func(ctx, hard context.Context) error {
-		batch := by.Applier.Batch
-		if k := p.Projector.Keeps; !k.Atomic && !k.Markers {
-			batch = 1 // if one fails, the store of parked messages forgets that others were applied
-		}
-		for some := range slices.Chunk(waiting, batch) {
-			r, err := by.Applier.Apply(ctx, hard, some, replaying{by.Applier.Worker, g})
-			if progress = r.Progress || progress; errors.Is(err, provider.ErrEnded) {
-				p.Host.Follow.Send()
-			}
-		}
-		for _, m := range failed {
-			progress = ctx.Err() == nil && p.try(ctx, hard, by, g, m) || progress
-		}
-		return nil
-	})
+	ask := func(ctx context.Context) error { return p.Sent.AskParked(ctx, g.Build, msgs) }
+	err := ask(ctx)
+	switch {
+	case err != nil:
+	case by.Turn.Needs(msgs):
+		err = by.Turn.Take(ctx, hard, ask, func(ctx, hard context.Context) error {
+			progress = p.apply(ctx, hard, by, g, waiting, failed)
+			return nil
+		})
+	default:
+		progress = p.apply(ctx, hard, by, g, waiting, failed)
+	}
 	if err != nil && !errors.Is(err, sent.ErrTurn) && ctx.Err() == nil {
 		p.Host.Report(slog.LevelWarn, "parked messages not applied", err, "projector", p.Projector.Name)
 	}
 	return progress
+}
+
+// apply applies messages that only wait behind others, and then, each alone, those that have failed.
+func (p *Parked) apply(ctx, hard context.Context, by Hands, g *generation.Row, waiting, failed []*model.Message) bool {
+	batch := by.Applier.Batch
+	if k := p.Projector.Keeps; !k.Atomic && !k.Markers {
+		batch = 1 // if one fails, the store of parked messages forgets that others were applied
+	}
+	o := &replaying{Worker: by.Applier.Worker, g: g}
+	for some := range slices.Chunk(waiting, batch) {
+		if _, err := by.Applier.Apply(ctx, hard, some, o); errors.Is(err, provider.ErrEnded) {
+			p.Host.Follow.Send()
+		}
+	}
+	for _, m := range failed {
+		o.progress = ctx.Err() == nil && p.try(ctx, hard, by, g, m) || o.progress
+	}
+	return o.progress
 }
 
 // can reports whether parked messages can be applied now.

@@ -60,7 +60,7 @@ func (s *Switcher) promote(ctx, hard context.Context, g *generation.Row) error {
 	}
 	change := SwitchTo(r.Projector, all, me)
 	var d *unit.Done
-	err = r.Turn.Take(ctx, hard, func(_, hard context.Context) error {
+	err = r.Turn.Take(ctx, hard, nil, func(_, hard context.Context) error {
 		d, err = s.transact(hard, g, change, promoteMost)
 		return err
 	})
@@ -96,9 +96,7 @@ func (s *Switcher) switched(ctx, hard context.Context, g *generation.Row, d *uni
 // transact runs a switch, or a comparison, whose last step applies what is left of the events that the live generation
 // has applied: at most a number of them.
 func (s *Switcher) transact(hard context.Context, g *generation.Row, change *provider.Switch, most int) (*unit.Done, error) {
-	r := s.Reader
-	u := r.Applier.Worker.Of(g.Build, g.Suffix, nil)
-	r.Sign(u)
+	u := s.Reader.Unit(g, nil)
 	u.Intent.Once, u.Intent.Messages, u.Intent.Switch = true, nil, change
 	also := change.Last
 	change.Last = func(ctx context.Context, l provider.Live) ([]provider.Message, error) {
@@ -109,7 +107,7 @@ func (s *Switcher) transact(hard context.Context, g *generation.Row, change *pro
 		}
 		return s.lastStep(ctx, g, u, l, most)
 	}
-	return r.Applier.Worker.Transact(hard, u)
+	return s.Reader.Applier.Worker.Transact(hard, u)
 }
 
 // lastStep returns the messages of a unit with Switch: the events that the live generation has applied and this one

@@ -3,10 +3,13 @@ package sent
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 
+	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/projector/internal/generation"
+	"github.com/kinora-go/kinora/projector/internal/lease"
 	"github.com/kinora-go/kinora/projector/internal/model"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -205,4 +208,55 @@ func (a *Asker) outcomes(ctx context.Context, msgs []*model.Message, of int, sen
 		}
 	}
 	return nil
+}
+
+// ErrTurn: another program applies contested messages of the projector.
+var ErrTurn = errors.New("another program applies parked messages")
+
+// Turn is the right of one applier to apply contested messages: of the generations that apply a parked
+// message, only the first sends its output.
+type Turn struct {
+	Asker *Asker
+	has   bool
+}
+
+// Needs reports whether one of the messages is contested, and the applier does not have the turn. Then it takes the turn, and asks
+// about them again.
+func (t *Turn) Needs(msgs []*model.Message) bool {
+	return !t.has && slices.ContainsFunc(msgs, func(m *model.Message) bool { return m.Contested })
+}
+
+// turnTries is how often Take asks for the lease, with pauses.
+const turnTries = 50
+
+// Take calls ask, unless it is nil, and then fn while it holds the lease for contested messages. Their contexts end if the lease
+// is lost. If others hold it for too long, it returns ErrTurn.
+func (t *Turn) Take(ctx, hard context.Context, ask func(context.Context) error, fn func(ctx, hard context.Context) error) error {
+	leases, name := &t.Asker.Host.Leases, "output/"+t.Asker.Projector.Name
+	for tries := 0; ; tries++ {
+		had, err := leases.While(ctx, name, claim.NewToken(), func(held context.Context) error {
+			hard, stop := context.WithCancel(hard)
+			defer stop()
+			defer context.AfterFunc(held, func() {
+				if errors.Is(context.Cause(held), lease.ErrLost) && ctx.Err() == nil { // this lease, and not that of the reader
+					stop()
+				}
+			})()
+			t.has = true
+			defer func() { t.has = false }()
+			if ask != nil {
+				if err := ask(held); err != nil {
+					return err
+				}
+			}
+			return fn(held, hard)
+		})
+		if had || err != nil {
+			return err
+		}
+		if tries == turnTries {
+			return ErrTurn
+		}
+		model.Wait(ctx, model.Soon)
+	}
 }

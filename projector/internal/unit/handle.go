@@ -1,6 +1,7 @@
 package unit
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync/atomic"
@@ -144,22 +145,13 @@ func (a *attempt) decode(ctx context.Context, i int, m *model.Message, fresh []b
 	if first < 0 || m.IsDecoded() {
 		return Run, nil
 	}
-	each := a.Host.Timeout
-	if !a.timer.Reset(Sum(each, each)) {
-		return Run, errBegin
-	}
-	a.at.Store(int64(i)) // a decoder that panics or does not return is the fault of the message
-	a.handler.Store(&m.Handlers[first])
-	a.over.Store(true)
-	failed := m.Decode(a.Projector.Types)
-	a.over.Store(ctx.Err() != nil)
-	a.timer.Reset(a.limit())
-	if ctx.Err() != nil { // the worker may have given this unit up
-		return Run, ctx.Err()
+	failed, err := a.decoding(ctx, i, &m.Handlers[first], func() error { return m.Decode(a.Projector.Types) })
+	if err != nil { // the worker may have given this unit up
+		return Run, err
 	}
 	fate := Run
 	if failed != nil {
-		fate, m.Aside = Failed, &model.Aside{Cause: model.Undecodable(failed), Handler: m.Handlers[first].Name, Attempts: 1}
+		fate, m.Aside = Failed, &model.Aside{Cause: failed, Handler: m.Handlers[first].Name, Attempts: 1}
 		if m.Parked != nil {
 			m.Aside.Attempts = max(m.Parked.Attempts, 1)
 		}
@@ -167,6 +159,21 @@ func (a *attempt) decode(ctx context.Context, i int, m *model.Message, fresh []b
 	a.at.Store(-1)
 	a.handler.Store(nil)
 	return fate, nil
+}
+
+// decoding calls a decoder for message i. One that panics or does not return is the fault of the message. It returns the
+// error of the decoder, and that of the unit.
+func (a *attempt) decoding(ctx context.Context, i int, h *provider.Handler, decode func() error) (failed, err error) {
+	if each := a.Host.Timeout; !a.timer.Reset(Sum(each, each)) {
+		return nil, errBegin
+	}
+	a.at.Store(int64(i))
+	a.handler.Store(h)
+	a.over.Store(true)
+	failed = decode()
+	a.over.Store(ctx.Err() != nil)
+	a.timer.Reset(a.limit())
+	return failed, ctx.Err()
 }
 
 // run runs the handlers of a message that have not applied it yet. Handlers of OnBatch run later.
@@ -186,7 +193,7 @@ func (a *attempt) run(ctx context.Context, call model.Call, i int, m *model.Mess
 			}
 			continue
 		}
-		some, took, err := a.call(model.WithCause(a.valuesOf(ctx, m), m.Raw), call, &m.Handlers[j], m.Replayed, m, nil)
+		some, took, err := a.call(ctx, call, &m.Handlers[j], m.Replayed, m, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -201,17 +208,16 @@ func (a *attempt) run(ctx context.Context, call model.Call, i int, m *model.Mess
 	return out, nil
 }
 
-// valuesOf returns a context with the values of a delivery, and before them those of the observer.
-func (a *attempt) valuesOf(ctx context.Context, m *model.Message) context.Context {
-	values := m.Values()
-	if values == nil {
-		return ctx
+// contextOf returns a context of a message: with it as the cause, with the values of its delivery, and before them those of
+// the observer.
+func (a *attempt) contextOf(ctx context.Context, m *model.Message) context.Context {
+	if values := m.Values(); values != nil {
+		ctx = handlerContext{ctx, values}
+		if a.values != nil {
+			ctx = handlerContext{ctx, a.values}
+		}
 	}
-	ctx = handlerContext{ctx, values}
-	if a.values != nil {
-		ctx = handlerContext{ctx, a.values}
-	}
-	return ctx
+	return model.WithCause(ctx, m.Raw)
 }
 
 // call runs one handler, and returns how long it took.
@@ -230,6 +236,9 @@ func (a *attempt) call(
 	a.handler.Store(h)
 	a.over.Store(true)
 	crash.Point("handler: before")
+	if m != nil {
+		ctx = a.contextOf(ctx, m)
+	}
 	limited := withDeadline(model.WithScope(ctx, model.Scope{Suffix: a.unit.Suffix, Replayed: replayed}), each)
 	out, err = call(limited, h.Name, m, events)
 	a.over.Store(limited.end() != nil) // a handler that returned in time is not at fault
@@ -249,4 +258,74 @@ func (a *attempt) note(m *model.Message, handler int, before bool, took time.Dur
 	if h.Observer.Unmarked != nil && !before && a.Projector.Rules.Markers && !a.Projector.Marks {
 		a.done.Reports = append(a.done.Reports, func() { h.Observer.Unmarked(name) })
 	}
+}
+
+// batch has the events that a handler of OnBatch gets in its next call.
+type batch struct {
+	handler  *provider.Handler
+	replayed bool
+	events   []any
+	messages []int           // of each event: its message in the unit
+	handlers []int           // of each event: the index of the handler in its message
+	keys     map[string]bool // of the messages
+}
+
+// flushBefore runs the handlers of OnBatch that wait, if one of them has an event with the key of message
+// i, and h is another one, or one of them has been replayed and the other has not.
+func (a *attempt) flushBefore(ctx context.Context, call model.Call, i int, m *model.Message, h *provider.Handler) error {
+	for _, b := range a.batches {
+		if b.keys[m.OrderedBy()] && (b.handler.Name != h.Name || b.replayed != m.Replayed) {
+			if err := a.flush(ctx, call); err != nil {
+				return err
+			}
+			a.at.Store(int64(i))
+			a.begin(i)
+			return nil
+		}
+	}
+	return nil
+}
+
+// collect adds the event of message i to the batch of its handler j.
+func (a *attempt) collect(ctx context.Context, i int, m *model.Message, j int, take model.Take) error {
+	var e any
+	failed, err := a.decoding(ctx, i, &m.Handlers[j], func() (err error) { e, err = take(a.Projector.Types, m); return err })
+	if err = cmp.Or(failed, err); err != nil {
+		return err
+	}
+	k := slices.IndexFunc(a.batches, func(b *batch) bool { return b.handler.Name == m.Handlers[j].Name && b.replayed == m.Replayed })
+	if k < 0 {
+		k = len(a.batches)
+		a.batches = append(a.batches, &batch{handler: &m.Handlers[j], replayed: m.Replayed, keys: map[string]bool{}})
+	}
+	b := a.batches[k]
+	b.events, b.messages, b.handlers = append(b.events, e), append(b.messages, i), append(b.handlers, j)
+	b.keys[m.OrderedBy()] = true
+	return nil
+}
+
+// noMessage is the argument of Found.Begin for statements that belong to several messages.
+const noMessage = -1
+
+// flush runs the handlers of OnBatch that wait, in the order of their first events.
+func (a *attempt) flush(ctx context.Context, call model.Call) error {
+	for _, b := range a.batches {
+		at := noMessage
+		if len(b.messages) == 1 {
+			at = b.messages[0]
+		}
+		a.at.Store(int64(at))
+		a.begin(at)
+		_, took, err := a.call(ctx, call, b.handler, b.replayed, nil, b.events)
+		if err != nil {
+			return err
+		}
+		for k, i := range b.messages {
+			a.note(a.unit.Messages[i], b.handlers[k], false, took)
+		}
+	}
+	a.batches = nil
+	a.at.Store(-1)
+	a.handler.Store(nil)
+	return nil
 }
