@@ -19,3 +19,95 @@
 //	deletion of old tasks     provider.Leases: "prune-tasks"
 //	parked messages           Backoff
 package claim
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// ErrTerms means that a field of Terms, of a Backoff, or of the retention or batch of an outbox is
+// invalid.
+var ErrTerms = errors.New("invalid claim terms")
+
+// Terms are the terms of one claim.
+type Terms struct {
+	Holder string        // who claims; only people read it
+	Token  Token         // a new one for each claim; zero means a random one
+	Lease  time.Duration // how long the claim protects its rows, at least 1ms; zero means 5m
+	Limit  int           // the most rows; zero means 50
+}
+
+// WithDefaults returns t with its zero fields filled in, including a new token. A lease shorter
+// than 1ms and a negative limit are ErrTerms.
+func (t Terms) WithDefaults() (Terms, error) {
+	t.Lease, t.Limit = cmp.Or(t.Lease, 5*time.Minute), cmp.Or(t.Limit, 50)
+	if t.Token == (Token{}) {
+		t.Token = NewToken()
+	}
+	if t.Lease < time.Millisecond || t.Limit < 0 {
+		return t, fmt.Errorf("%w: lease %s (at least 1ms), limit %d (at least 1)", ErrTerms, t.Lease, t.Limit)
+	}
+	return t, nil
+}
+
+// Token identifies one claim. The zero Token means no claim.
+type Token [16]byte
+
+// String returns the token in hexadecimal, or "" for the zero Token.
+func (t Token) String() string {
+	if t == (Token{}) {
+		return ""
+	}
+	return hex.EncodeToString(t[:])
+}
+
+// NewToken returns a random token. Each claim uses a new one.
+func NewToken() Token {
+	var t Token
+	_, _ = rand.Read(t[:]) // never fails: crypto/rand.Read ends the program instead
+	return t
+}
+
+// Portable claims rows with one read, and one guarded update per row, in the order of candidates.
+//   - candidates reads at most limit rows that may be claimed.
+//   - take checks again, in one atomic statement, everything that made the row a candidate, and
+//     takes it. If another claim was faster, take returns (row, false, nil), and Portable skips
+//     the row.
+//   - alone reports whether a row must be claimed without others. If such a row is the first, it
+//     is the only one that is taken; otherwise the claim ends before it. A nil alone means no
+//     such rows.
+//   - An error ends the claim. The rows taken before it are returned with it and stay claimed.
+func Portable[R any](ctx context.Context, t Terms,
+	candidates func(ctx context.Context, limit int) ([]R, error),
+	take func(ctx context.Context, row R, t Terms) (R, bool, error),
+	alone func(row R) bool,
+) ([]R, error) {
+	rows, err := candidates(ctx, t.Limit)
+	if err != nil {
+		return nil, err
+	}
+	taken := make([]R, 0, len(rows))
+	for _, row := range rows {
+		single := alone != nil && alone(row)
+		if single && len(taken) > 0 {
+			break
+		}
+		got, ok, err := take(ctx, row, t)
+		if err != nil {
+			return taken, err
+		}
+		if !ok {
+			continue
+		}
+		taken = append(taken, got)
+		if single {
+			break
+		}
+	}
+	return taken, nil
+}

@@ -2,13 +2,17 @@ package projector
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/marker"
+	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector/internal/model"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -108,4 +112,64 @@ func (c *RunnerConfig) model() model.Config {
 		Careful: c.Careful, LogErrors: c.LogErrors, Version: c.Version, Classify: c.Classify, Observer: model.Observer(c.Observer),
 		Clock: c.Clock, Logger: c.Logger,
 	}
+}
+
+// Decoder returns the event in a message of other software. Package decode has decoders for common
+// forms. A runner calls its decoder (RunnerConfig.Decode) for each message that has no header
+// kinora_type, and again when the message was parked and is applied later.
+//
+// Of the event, a decoder sets:
+//   - ID: the same on each delivery of the message, and on no other message of the projector. It has
+//     1 to 255 bytes of UTF-8 without control characters. m.UUID is such an id only if the producer
+//     sets it: some subscribers make a new one per delivery.
+//   - Type: a stored name of the projector's types.
+//   - Data: what the codec of the type decodes. That is JSON unless the type has its own codec.
+//   - Stream: the ordering key. Empty means that of the header kinora_key, or none.
+//   - Schema, Version, Metadata, RecordedAt: optional. A zero Schema means 1, a zero RecordedAt the
+//     time in the header kinora_recorded_at, or none. RecordedAt is in the years 1 to 9999.
+//
+// Position is ignored: the event is in no log, so only its marker shows that it was applied, and it
+// is not part of a rebuild.
+//
+// If the decoder returns an error or panics, or one of these is missing or invalid, the message is
+// parked with the code malformed. A decoder must not retain m, must not change its payload, and must
+// return soon: later messages of the topic wait. It may be called by several goroutines at once.
+type Decoder func(topic string, m *message.Message) (eventstore.Raw, error)
+
+// RunnerObserver has functions that a runner calls, for metrics. A nil function is not called and
+// costs nothing. Several goroutines of the runner call them at the same time: they must be quick,
+// and must not change their arguments.
+type RunnerObserver struct {
+	// Processing: a unit with these messages, at least one, begins. Handlers see the values of the
+	// context that it returns, before those of the message's own context. Its end does not matter.
+	// The function that it returns, unless nil, is called when the unit has ended.
+	Processing func(projector string, messages []eventstore.Raw) (values context.Context, ended func(err error))
+	// Emitting: a handler has returned output. It may change the Headers of the messages, which
+	// already have those of the cause. ctx is that of the handler.
+	Emitting func(ctx context.Context, handler string, output []outbox.Message)
+	// Handled: a handler has applied a message and its unit is committed, or the handler failed
+	// for this message alone. skipped: the marker says that the handler had applied the message
+	// before. waited is the time from the recording of the event to the end of the unit, by the
+	// clocks of the store and of this process. It is negative if the clocks differ, and zero if
+	// the message has no time. took is the time that the handler itself took.
+	Handled func(handler string, skipped bool, waited, took time.Duration, err error)
+	// Unit: a unit with this number of messages has ended.
+	Unit func(projector string, messages int, took time.Duration, err error)
+	// Retried: a unit failed, which was not the fault of a message. It is tried again after this
+	// time.
+	Retried func(projector string, class Class, after time.Duration)
+	// Parked: a message was parked, or stays parked after a failed attempt. handler is the one
+	// that failed, or "" if none did. ClassHeld: the message waits behind another one.
+	Parked func(projector, handler string, class Class, code string)
+	// Replayed: a parked message was applied.
+	Replayed func(projector string)
+	// Pruned: a transaction has deleted this number of old rows: markers, and replayed or skipped
+	// messages.
+	Pruned func(rows int)
+	// Completed: an event that was not delivered within RunnerConfig.Grace was read from the log
+	// and applied. reason is a word; see docs/operations.md.
+	Completed func(projector, reason string)
+	// Unmarked: a handler of a projector with Options.Markers ran in a store that keeps no
+	// markers (provider.Keeps).
+	Unmarked func(handler string)
 }

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/projector/internal/follow"
 	"github.com/kinora-go/kinora/projector/internal/model"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -220,4 +222,102 @@ func (p *Projector[Tx]) questions(
 		}
 	}
 	return open, last, nil
+}
+
+// State reads events, and what projectors did with them. Every provider with an event store
+// implements it. See Projector.Wait and Projector.Lag.
+type State interface {
+	provider.Records
+	provider.Progress
+	provider.Builds
+	eventLog
+}
+
+// StateOf returns the State of read models whose events are in another database: what projectors
+// did is read from model, and events from events.
+// The model is a provider, such as provider.Combine returns.
+func StateOf(model modelState, events State) State { return twoStores{model, events} }
+
+type twoStores struct {
+	modelState
+	eventLog
+}
+
+// CountLog implements provider.LogCounter.
+func (s twoStores) CountLog(ctx context.Context, types []string, after, to int64) (int64, error) {
+	if c, ok := s.eventLog.(provider.LogCounter); ok {
+		return c.CountLog(ctx, types, after, to)
+	}
+	return follow.CountPages(ctx, s.eventLog, types, after, to)
+}
+
+// modelState is the part of a State that reads what projectors did.
+type modelState interface {
+	provider.Records
+	provider.Progress
+	provider.Builds
+}
+
+// eventLog is the part of a State that reads events.
+type eventLog interface {
+	ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[eventstore.Raw, error]
+	provider.Log
+}
+
+// Lag is how far a projector is behind a log.
+type Lag struct {
+	Events   int64     // number of visible events that are neither applied nor parked
+	Oldest   time.Time // when the first of them was recorded; zero if there is none
+	Position int64     // every event up to it is applied or parked
+	Live     bool      // deliveries are applied; if false, the projector catches up with the log
+}
+
+// Lag returns how far p is behind the log of s, counted at this moment. It reads the ids of the
+// events behind the checkpoint, so it takes about a second per million.
+//   - ErrNoCheckpoint: no runner has read a log for p. A projector on a broker without Markers, or
+//     with BrokerOnly, has no lag.
+//   - ErrOtherLog: the log of s is not the one that p reads; see StateOf.
+func (p *Projector[Tx]) Lag(ctx context.Context, s State) (Lag, error) {
+	lag, err := p.lag(ctx, s)
+	if err != nil {
+		return Lag{}, fmt.Errorf("lag of %s: %w", p.name, err)
+	}
+	return lag, nil
+}
+
+func (p *Projector[Tx]) lag(ctx context.Context, s State) (Lag, error) {
+	if err := p.types.Err(); err != nil {
+		return Lag{}, err
+	}
+	c, err := s.Checkpoint(ctx, provider.Build{Projector: p.name})
+	if err != nil {
+		return Lag{}, err
+	}
+	if c.Mode == 0 {
+		return Lag{}, ErrNoCheckpoint
+	}
+	id, err := s.LogID(ctx)
+	if err != nil {
+		return Lag{}, err
+	}
+	if c.Lineage != "" && c.Lineage != id.Lineage {
+		return Lag{}, fmt.Errorf("%w: the checkpoint is in log %s, and this one is %s: use StateOf", ErrOtherLog, c.Lineage, id.Lineage)
+	}
+	lag, takers := Lag{Position: c.Place.Position, Live: c.Mode == provider.ModeLive}, p.takers()
+	err = follow.Unsettled(ctx, s, p.Takes(), c.Place.Position, func(events []eventstore.Raw) (bool, error) {
+		open := slices.DeleteFunc(events, func(e eventstore.Raw) bool { return c.Applied(e.Stream, e.Position) })
+		missing, err := follow.Unapplied(ctx, s, provider.Build{Projector: p.name, Generation: c.Generation}, takers, open)
+		if err != nil {
+			return false, err
+		}
+		if lag.Events == 0 && len(missing) > 0 {
+			lag.Oldest = missing[0].RecordedAt
+		}
+		lag.Events += int64(len(missing))
+		return true, nil
+	})
+	if err != nil {
+		return Lag{}, err
+	}
+	return lag, nil
 }

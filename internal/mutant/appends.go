@@ -6,7 +6,7 @@ var appends = []Mutant{
 	{
 		Name:  "snapshot_any_event",
 		What:  "a snapshot is used although its version of the stream is another event",
-		Edits: []Edit{{File: "eventstore/snapshot_load.go", Old: ` || raw.ID != stored.EventID`, New: ``}},
+		Edits: []Edit{{File: "eventstore/snapshot.go", Old: ` || raw.ID != stored.EventID`, New: ``}},
 		Tests: []Test{{"./eventstore", "TestASnapshotOfARestoredDatabase"}},
 	},
 	{

@@ -38,7 +38,7 @@ var routers = []Mutant{
 	{
 		Name:  "publisher_unordered",
 		What:  "the publisher in a transaction does not keep the commit order of a key",
-		Edits: []Edit{{File: "outbox/publisher.go", Old: `OrderedKey: key != ""`, New: "OrderedKey: false"}},
+		Edits: []Edit{{File: "outbox/message.go", Old: `OrderedKey: key != ""`, New: "OrderedKey: false"}},
 		Tests: []Test{{"./internal/routertest", "TestPublisherOrdersAKey"}},
 	},
 }

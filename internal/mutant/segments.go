@@ -51,7 +51,7 @@ var segments = []Mutant{
 	{
 		Name:  "segment_no_quota",
 		What:  "a runner keeps more segments than its share",
-		Edits: []Edit{{File: "projector/internal/plan/share.go", Old: "if s.Split.Has(number) && len(share.Keep) < share.Quota {", New: "if s.Split.Has(number) {"}},
+		Edits: []Edit{{File: "projector/internal/plan/plan.go", Old: "if s.Split.Has(number) && len(share.Keep) < share.Quota {", New: "if s.Split.Has(number) {"}},
 		Tests: []Test{{"./projector", "TestSegmentsApplyEachStreamInOrderAndAreSharedFairly"}},
 	},
 	{

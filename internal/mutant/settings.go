@@ -41,7 +41,7 @@ var settings = []Mutant{
 	{
 		Name:  "checkpoint_in_memory",
 		What:  "a reader compares the log with the checkpoint in its memory, although the read model may have gone back with the log",
-		Edits: []Edit{{File: "projector/internal/follow/begin.go", Old: "\tif !errors.Is(err, model.ErrLogChanged) {", New: "\tif true || !errors.Is(err, model.ErrLogChanged) {"}},
+		Edits: []Edit{{File: "projector/internal/follow/post.go", Old: "\tif !errors.Is(err, model.ErrLogChanged) {", New: "\tif true || !errors.Is(err, model.ErrLogChanged) {"}},
 		Tests: []Test{{"./providers/postgres", "TestALogAndAReadModelThatGoBackTogether"}},
 	},
 	{

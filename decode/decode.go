@@ -1,3 +1,13 @@
+// Package decode has decoders (projector.Decoder) for messages of other software: plain JSON,
+// Watermill's CQRS component, and CloudEvents. Set one as RunnerConfig.Decode.
+//
+//   - A decoder is a function, so a program changes what it returns in a function of its own: it sets
+//     the ordering key (Raw.Stream), or chooses a decoder by the topic.
+//   - The types of the events are in the table of the projector (eventstore.NewTypes). If the other
+//     software has other names, declare them with Was.
+//   - The data is decoded as JSON, or by the codec of its type (TypeDef.Codec), such as one for
+//     Protobuf.
+//   - Decoders do not change messages, never panic, and may be called by several goroutines at once.
 package decode
 
 import (
@@ -13,6 +23,21 @@ import (
 	"github.com/kinora-go/kinora/internal/check"
 	"github.com/kinora-go/kinora/projector"
 )
+
+// CQRS is a projector.Decoder for messages that the marshalers of Watermill's CQRS component
+// (JSONMarshaler, ProtoMarshaler) have made: the type is the name of the struct in the header "name",
+// such as "orders.OrderPlaced", and the id is the UUID of the message. There is no ordering key
+// unless the producer sets the header kinora_key.
+//
+// The data of ProtoMarshaler is Protobuf, and requires an eventstore.TypeDef.Codec.
+func CQRS(_ string, m *message.Message) (eventstore.Raw, error) {
+	raw := eventstore.Raw{ID: m.UUID, Type: m.Metadata["name"], Data: m.Payload}
+	raw.Metadata.CorrelationID = m.Metadata["correlation_id"]
+	if raw.Type == "" {
+		return raw, errors.New("header name is missing")
+	}
+	return raw, nil
+}
 
 // Place is where a message has a value: one of its fields is set.
 type Place struct {

@@ -1,3 +1,11 @@
+// Package marker maintains markers, the rows by which each message takes effect once: it deletes
+// old ones, and those of handlers that are gone.
+//
+// A marker records that a handler has applied a message. It is unique on (handler, generation,
+// message id), and commits in the same transaction as the handler's writes. If the message is
+// delivered again, at the same moment or after a crash, the marker is found and the message is
+// skipped. Projectors write markers. The generation identifies a build of the read model; the
+// store adds it.
 package marker
 
 import (
@@ -5,6 +13,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kinora-go/kinora/provider"
@@ -63,4 +72,38 @@ func Prune(
 		err = fmt.Errorf("prune markers of %s: %w", projector, err)
 	}
 	return pruned, err
+}
+
+// Orphans returns the handlers that have markers and are not among known. Pass the handlers of
+// all projectors of all services that share the database (projector.Projector.Handlers, which
+// includes earlier names), and the names given to projector.Middleware.
+func Orphans(ctx context.Context, k provider.MarkerMaintainer, known ...string) ([]string, error) {
+	handlers, err := k.MarkedHandlers(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("orphaned markers: %w", err)
+	}
+	return slices.DeleteFunc(handlers, func(h string) bool { return slices.Contains(known, h) }), nil
+}
+
+// Drop deletes all markers of a handler, 1,000 per transaction, and returns their number, also
+// with an error. Call it only for a handler that was removed: without its markers, a redelivered
+// message takes effect again.
+func Drop(ctx context.Context, k provider.MarkerMaintainer, handler string) (dropped int, err error) {
+	dropped, err = untilNone(func() (int, error) { return k.DropMarkers(ctx, handler, pageSize) })
+	if err != nil {
+		err = fmt.Errorf("drop markers: %w", err)
+	}
+	return dropped, err
+}
+
+const pageSize = 1000 // rows per transaction
+
+// untilNone calls f until f deletes nothing, and returns the number of deleted rows, also with an
+// error. If f deletes fewer rows than its limit, more may be left: other processes may be
+// deleting rows too.
+func untilNone(f func() (int, error)) (all int, err error) {
+	for n := 1; n != 0 && err == nil; all += n {
+		n, err = f()
+	}
+	return all, err
 }
