@@ -147,39 +147,7 @@ func (r *Repository[A]) apply(l *loaded[A], raw Raw) error {
 //     Replayed set. So a command may be sent again after any error. A command that has appended nothing is
 //     decided again.
 func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([]any, error), command ...CommandID) (at Appended, err error) {
-	conflicts := 0
-	ctx, end := r.begin(ctx)
-	defer func() { end(at, conflicts, err) }()
-	c, err := theCommand(command)
-	if err != nil {
-		return at, err
-	}
-	at, stale, err := r.update(ctx, r.store, id, decide, c)
-	if !stale {
-		return at, err
-	}
-	conflicts++
-	if r.retries == 0 {
-		return at, err
-	}
-	unlock, ok := r.streams.lock(ctx, id)
-	if !ok {
-		return at, err
-	}
-	defer unlock()
-	for try := 1; ; try++ {
-		at, stale, err = r.update(ctx, r.store, id, decide, c)
-		if !stale {
-			return at, err
-		}
-		conflicts++
-		if try >= r.retries {
-			return at, err
-		}
-		if pauses.Wait(ctx, rand.N(pauses.Doubled(time.Millisecond, try-1, 200*time.Millisecond)), nil); ctx.Err() != nil {
-			return at, err
-		}
-	}
+	return r.run(ctx, r.store, r.retries, id, decide, command)
 }
 
 // UpdateTx does what Update does inside the caller's transaction, but without retries. A conflict
@@ -188,6 +156,13 @@ func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([
 func (r *Repository[A]) UpdateTx(
 	ctx context.Context, tx TxStore, id string, decide func(A) ([]any, error), command ...CommandID,
 ) (at Appended, err error) {
+	return r.run(ctx, tx, 0, id, decide, command)
+}
+
+// run is Update, with a number of retries.
+func (r *Repository[A]) run(
+	ctx context.Context, store Store, retries int, id string, decide func(A) ([]any, error), command []CommandID,
+) (at Appended, err error) {
 	conflicts := 0
 	ctx, end := r.begin(ctx)
 	defer func() { end(at, conflicts, err) }()
@@ -195,11 +170,27 @@ func (r *Repository[A]) UpdateTx(
 	if err != nil {
 		return at, err
 	}
-	at, stale, err := r.update(ctx, tx, id, decide, c)
-	if stale {
+	for {
+		var stale bool
+		if at, stale, err = r.update(ctx, store, id, decide, c); !stale {
+			return at, err
+		}
 		conflicts++
+		if conflicts > retries {
+			return at, err
+		}
+		if conflicts == 1 {
+			unlock, ok := r.streams.lock(ctx, id)
+			if !ok {
+				return at, err
+			}
+			defer unlock()
+			continue
+		}
+		if pauses.Wait(ctx, rand.N(pauses.Doubled(time.Millisecond, conflicts-2, 200*time.Millisecond)), nil); ctx.Err() != nil {
+			return at, err
+		}
 	}
-	return at, err
 }
 
 // begin calls OnUpdate, if there is one. It returns the context of an update, and a function to call

@@ -35,7 +35,6 @@ type batch struct {
 	released   chan struct{} // closed after the entries that wait at the end of ctx are released
 }
 
-// item is an entry in a batch.
 type item struct {
 	*Entry
 	run   *run
@@ -89,7 +88,6 @@ func (r *Relay) newBatch(ctx, hard context.Context, l *lease, entries []Entry) *
 	return b
 }
 
-// all returns all items, in order of Seq.
 func (b *batch) all() []*item {
 	all := make([]*item, len(b.items))
 	for i := range b.items {
@@ -98,7 +96,6 @@ func (b *batch) all() []*item {
 	return all
 }
 
-// find returns the item of seq, or nil.
 func (b *batch) find(seq int64) *item {
 	i, ok := slices.BinarySearchFunc(b.items, seq, func(it item, seq int64) int { return cmp.Compare(it.Seq, seq) })
 	if !ok {
@@ -110,7 +107,6 @@ func (b *batch) find(seq int64) *item {
 // last returns the greatest Seq of the batch.
 func (b *batch) last() int64 { return b.items[len(b.items)-1].Seq }
 
-// breaker returns the breaker of topic.
 func (b *batch) breaker(topic string) *breaker {
 	k := b.breakers[topic]
 	if k == nil {
@@ -152,16 +148,9 @@ func (b *batch) publish() {
 // others.
 func (b *batch) releasePaused(items []*item) []*item {
 	now := clock()
-	var others, paused []*item
-	for _, it := range items {
-		if it.run.breaker.paused(now) {
-			paused = append(paused, it)
-		} else {
-			others = append(others, it)
-		}
-	}
-	b.release(b.take(paused))
-	return others
+	paused := func(it *item) bool { return it.run.breaker.paused(now) }
+	b.release(b.take(slices.DeleteFunc(slices.Clone(items), func(it *item) bool { return !paused(it) })))
+	return slices.DeleteFunc(items, paused)
 }
 
 // abandonMalformed abandons malformed items, releases the items behind them, and returns the
@@ -246,7 +235,7 @@ func (b *batch) send(call []*item) (marks []Mark) {
 	k := call[0].run.breaker
 	if len(call) > 1 && !k.down() && b.publishCall(call) == nil {
 		k.pass(call)
-		return published(call, b.cfg.Keep)
+		return marked(call, Published, b.cfg.Keep.Published == 0)
 	}
 	freshFirst(call, k.down())
 	for i, it := range call {
@@ -261,7 +250,7 @@ func (b *batch) send(call []*item) (marks []Mark) {
 			continue
 		}
 		k.pass(one)
-		marks = append(marks, published(one, b.cfg.Keep)...)
+		marks = append(marks, marked(one, Published, b.cfg.Keep.Published == 0)...)
 	}
 	return marks
 }
@@ -284,10 +273,11 @@ func freshFirst(call []*item, mixed bool) {
 	slices.SortStableFunc(call, func(x, y *item) int { return cmp.Compare(x.run.rank, y.run.rank) })
 }
 
-func published(call []*item, keep EntryRetention) []Mark {
-	marks := make([]Mark, len(call))
-	for i, it := range call {
-		marks[i] = Mark{Seq: it.Seq, Token: it.Token, To: Published, Drop: keep.Published == 0}
+// marked returns marks of items.
+func marked(items []*item, to Status, drop bool) []Mark {
+	marks := make([]Mark, len(items))
+	for i, it := range items {
+		marks[i] = Mark{Seq: it.Seq, Token: it.Token, To: to, Drop: drop}
 	}
 	return marks
 }
@@ -367,7 +357,6 @@ func (b *batch) failureMark(f failure) Mark {
 	return m
 }
 
-// logFailure logs why e was not published.
 func (b *batch) logFailure(e Entry, m Mark, err error) {
 	attrs := []any{
 		"to", string(m.To), "topic", e.Topic, "message_id", e.ID, "attempt", e.Attempts, "class", m.Error,
@@ -381,13 +370,7 @@ func (b *batch) logFailure(e Entry, m Mark, err error) {
 	b.log.Warn("entry not published", attrs...)
 }
 
-func releases(items []*item) []Mark {
-	marks := make([]Mark, len(items))
-	for i, it := range items {
-		marks[i] = Mark{Seq: it.Seq, Token: it.Token, To: Pending}
-	}
-	return marks
-}
+func releases(items []*item) []Mark { return marked(items, Pending, false) }
 
 func (b *batch) release(items []*item) { b.mark(releases(items)) }
 
@@ -421,10 +404,7 @@ func (b *batch) mark(marks []Mark) {
 func (b *batch) holdBehind(marks []Mark) {
 	blocks := func(m Mark) bool { return m.To == Abandoned || m.To == Failed && m.After >= holdLong }
 	if slices.ContainsFunc(marks, blocks) {
-		select {
-		case b.holdSoon <- struct{}{}:
-		default: // already requested
-		}
+		b.holdSoon.Send()
 	}
 }
 

@@ -31,10 +31,10 @@ type Relay struct {
 	cfg      RelayConfig
 	query    provider.EntryQuery
 	log      *slog.Logger
-	once     sync.Once
+	started  atomic.Bool
 	running  chan struct{}
 	breakers map[string]*breaker // by topic; used only by the goroutine that publishes
-	holdSoon chan struct{}       // requests that entries be held soon
+	holdSoon pauses.Signal       // requests that entries be held soon
 	presence *presence.Presence
 	outages  atomic.Pointer[[]provider.Outage] // of the breakers, for reports
 	loops    pulse.Loops
@@ -49,7 +49,7 @@ func NewRelay(s provider.Outbox, p message.Publisher, cfg *RelayConfig) (*Relay,
 	}
 	r := &Relay{
 		store: s, pub: p, running: make(chan struct{}), breakers: map[string]*breaker{},
-		holdSoon: make(chan struct{}, 1),
+		holdSoon: pauses.NewSignal(),
 	}
 	r.pulse = r.loops.Add("relay")
 	if cfg != nil {
@@ -100,9 +100,7 @@ func (r *Relay) Late() map[string]time.Duration { return r.loops.Late(clock()) }
 // an outage abandons nothing. The same holds for a message that fails alone, until other messages
 // of its topic have passed after its first failure.
 func (r *Relay) Run(ctx context.Context) (err error) {
-	started := false
-	r.once.Do(func() { started = true })
-	if !started {
+	if r.started.Swap(true) {
 		return errors.New("relay: Run called twice: create a new relay")
 	}
 	if c, ok := r.store.(provider.ReadyChecker); ok {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kinora-go/kinora/internal/check"
 	"github.com/kinora-go/kinora/projector/internal/follow"
 	"github.com/kinora-go/kinora/projector/internal/generation"
 	"github.com/kinora-go/kinora/provider"
@@ -41,15 +42,8 @@ type Generation struct {
 // Generations returns the generations of p, the oldest first. Retired ones whose rows and tables are
 // deleted are left out, unless they have Failed and are newer than the live one. The events behind are
 // counted, which takes about a second per million.
-func (p *Projector[Tx]) Generations(ctx context.Context, s State) ([]Generation, error) {
-	all, err := p.generations(ctx, s)
-	if err != nil {
-		return nil, fmt.Errorf("generations of %s: %w", p.name, err)
-	}
-	return all, nil
-}
-
-func (p *Projector[Tx]) generations(ctx context.Context, s State) (shown []Generation, err error) {
+func (p *Projector[Tx]) Generations(ctx context.Context, s State) (shown []Generation, err error) {
+	defer check.Wrap(&err, "generations of %s", p.name)
 	all, err := generation.All(ctx, s, p.name)
 	if err != nil {
 		return nil, err
@@ -132,14 +126,8 @@ func (a GenerationAction) String() string {
 // it is stored with the generation.
 //   - ErrGeneration: the state of the generation does not allow the action, or it does not exist.
 //   - ErrInput: a is not one of the constants, or d is not complete.
-func Control(ctx context.Context, b provider.Builds, projector string, generation int, a GenerationAction, d Decision) error {
-	if err := control(ctx, b, provider.Build{Projector: projector, Generation: generation}, a, d); err != nil {
-		return fmt.Errorf("%s generation %d of %s: %w", a, generation, projector, err)
-	}
-	return nil
-}
-
-func control(ctx context.Context, b provider.Builds, of provider.Build, a GenerationAction, d Decision) error {
+func Control(ctx context.Context, b provider.Builds, projector string, number int, a GenerationAction, d Decision) (err error) {
+	defer check.Wrap(&err, "%s generation %d of %s", a, number, projector)
 	if err := d.Validate(); err != nil {
 		return err
 	}
@@ -147,11 +135,11 @@ func control(ctx context.Context, b provider.Builds, of provider.Build, a Genera
 		return fmt.Errorf("%w: use the constants of GenerationAction", ErrInput)
 	}
 	for {
-		all, err := generation.All(ctx, b, of.Projector)
+		all, err := generation.All(ctx, b, projector)
 		if err != nil {
 			return err
 		}
-		g := generation.Find(all, func(g *generation.Row) bool { return g.Build == of })
+		g := generation.Find(all, func(g *generation.Row) bool { return g.Generation == number })
 		if g == nil {
 			return fmt.Errorf("%w: it does not exist", ErrGeneration)
 		}

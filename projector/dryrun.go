@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kinora-go/kinora/internal/check"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector/internal/generation"
 	"github.com/kinora-go/kinora/projector/internal/model"
@@ -44,17 +45,14 @@ type DryRunFailure struct {
 //     states than waiting and stuck.
 func (p *Projector[Tx]) DryRun(
 	ctx context.Context, db provider.Units[Tx], f ParkedFilter, cfg *RunnerConfig,
-) (*DryRun, error) {
+) (result *DryRun, err error) {
 	r, err := newRunner(db, Source{}, orZero(cfg), p)
 	if err != nil {
 		return nil, err
 	}
+	defer check.Wrap(&err, "dry run")
 	f.Projector = cmp.Or(f.Projector, p.name)
-	result, err := r.dryRun(ctx, f)
-	if err != nil {
-		return nil, fmt.Errorf("dry run: %w", err)
-	}
-	return result, nil
+	return r.dryRun(ctx, f)
 }
 
 func (r *Runner) dryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/check"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector/internal/model"
 	"github.com/kinora-go/kinora/provider"
@@ -169,7 +170,8 @@ func setup[Tx any](name string, fn func(context.Context, Tx) error) Handler[Tx] 
 // views before a runner has started. A nil cfg means the default.
 //   - ErrInput: p has no OnCreate.
 //   - The error of OnCreate, or of the store: for example, a table has the name of a view.
-func (p *Projector[Tx]) Create(ctx context.Context, db provider.Units[Tx], cfg *RunnerConfig) error {
+func (p *Projector[Tx]) Create(ctx context.Context, db provider.Units[Tx], cfg *RunnerConfig) (err error) {
+	defer check.Wrap(&err, "create the tables of %s", p.name)
 	r, err := newRunner(db, Source{}, orZero(cfg), p)
 	if err == nil && p.setupOf(model.Created) == nil {
 		err = fmt.Errorf("%w: it has no OnCreate", ErrInput)
@@ -182,8 +184,5 @@ func (p *Projector[Tx]) Create(ctx context.Context, db provider.Units[Tx], cfg *
 		model.Wait(ctx, delay)
 		err = ctx.Err()
 	}
-	if err != nil {
-		return fmt.Errorf("create the tables of %s: %w", p.name, err)
-	}
-	return nil
+	return err
 }

@@ -2,8 +2,8 @@ package projector
 
 import (
 	"context"
-	"fmt"
 
+	"github.com/kinora-go/kinora/internal/check"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -82,11 +82,9 @@ func orZero(cfg *RunnerConfig) (zero RunnerConfig) {
 func decide(
 	ctx context.Context, p provider.Parking, verb string, f ParkedFilter, to ParkedState, d Decision,
 ) (n int, err error) {
+	defer check.Wrap(&err, "%s parked messages", verb)
 	if err = d.Validate(); err == nil {
 		n, err = p.Decide(ctx, f, to, d)
 	}
-	if err != nil {
-		return n, fmt.Errorf("%s parked messages: %w", verb, err)
-	}
-	return n, nil
+	return n, err
 }

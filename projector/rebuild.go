@@ -8,6 +8,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/kinora-go/kinora/internal/check"
 	"github.com/kinora-go/kinora/projector/internal/follow"
 	"github.com/kinora-go/kinora/projector/internal/generation"
 	"github.com/kinora-go/kinora/projector/internal/model"
@@ -73,12 +74,9 @@ type RebuildStore interface {
 //     complete.
 //
 // If the projector cannot be rebuilt, the runner ends the request: see Generation.Failed.
-func RequestRebuild(ctx context.Context, b RebuildStore, projector string, r Rebuild) (int, error) {
-	n, err := requestRebuild(ctx, b, projector, r)
-	if err != nil {
-		return 0, fmt.Errorf("rebuild %s: %w", projector, err)
-	}
-	return n, nil
+func RequestRebuild(ctx context.Context, b RebuildStore, projector string, r Rebuild) (n int, err error) {
+	defer check.Wrap(&err, "rebuild %s", projector)
+	return requestRebuild(ctx, b, projector, r)
 }
 
 func requestRebuild(ctx context.Context, b RebuildStore, projector string, r Rebuild) (int, error) {
@@ -105,9 +103,10 @@ func requestRebuild(ctx context.Context, b RebuildStore, projector string, r Reb
 		g := generation.Next(all, generation.Order{
 			How: generation.How(r.How), Rate: r.Rate, Check: r.Check, Anyway: r.Anyway, By: r.By, Reason: r.Reason,
 		})
-		created, err := b.SetGeneration(ctx, g.Stored())
-		if created || err != nil {
-			return g.Generation, err
+		if created, err := b.SetGeneration(ctx, g.Stored()); err != nil {
+			return 0, err
+		} else if created {
+			return g.Generation, nil
 		}
 	}
 }
@@ -210,16 +209,13 @@ type Plan struct {
 // new tables if p has OnCreate, else to those of the live read model, whose rows it locks for that
 // time. A nil cfg means the default.
 //   - ErrNoRebuild: p cannot be rebuilt in this way. The text says why.
-func (p *Projector[Tx]) Plan(ctx context.Context, db provider.Units[Tx], how RebuildHow, cfg *RunnerConfig) (*Plan, error) {
+func (p *Projector[Tx]) Plan(ctx context.Context, db provider.Units[Tx], how RebuildHow, cfg *RunnerConfig) (plan *Plan, err error) {
+	defer check.Wrap(&err, "plan a rebuild of %s", p.name)
 	r, err := runnerOfLog(db, cfg, p)
 	if err != nil {
-		return nil, fmt.Errorf("plan a rebuild of %s: %w", p.name, err)
+		return nil, err
 	}
-	plan, err := r.plan(ctx, how)
-	if err != nil {
-		return nil, fmt.Errorf("plan a rebuild of %s: %w", p.name, err)
-	}
-	return plan, nil
+	return r.plan(ctx, how)
 }
 
 func (r *Runner) plan(ctx context.Context, how RebuildHow) (*Plan, error) {

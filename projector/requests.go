@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/kinora-go/kinora/projector/internal/lease"
 	"github.com/kinora-go/kinora/projector/internal/model"
 	"github.com/kinora-go/kinora/projector/internal/unit"
 	"github.com/kinora-go/kinora/provider"
@@ -117,21 +119,15 @@ func (o *answers) requests(ctx context.Context) ([]provider.Act, error) {
 }
 
 // progressOf is the progress of a request.
-type progressOf struct {
-	mu             sync.Mutex
-	applied, total int64
-}
+type progressOf struct{ applied, total atomic.Int64 }
 
 func (p *progressOf) set(applied, total int64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.applied, p.total = applied, total
+	p.applied.Store(applied)
+	p.total.Store(total)
 }
 
 func (p *progressOf) change(state provider.ActState, outcome json.RawMessage) provider.ActChange {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return provider.ActChange{State: state, Applied: p.applied, Total: p.total, Outcome: outcome}
+	return provider.ActChange{State: state, Applied: p.applied.Load(), Total: p.total.Load(), Outcome: outcome}
 }
 
 // answer does what a request asks for, and stores the outcome. If the request is canceled, it stops. If
@@ -143,21 +139,9 @@ func (o *answers) answer(ctx, hard context.Context, by operator, a provider.Act)
 	var renewing sync.WaitGroup
 	defer renewing.Wait()
 	renewing.Go(func() {
-		for last := o.host.Clock(); ; {
-			if model.Wait(work, requestEvery); work.Err() != nil {
-				return
-			}
-			limited, end := context.WithTimeout(work, requestLease/3)
-			has, err := o.store.ChangeAct(limited, a.ID, o.host.ID, progress.change(provider.ActRunning, nil), requestLease)
-			end()
-			if err == nil {
-				last = o.host.Clock()
-			}
-			if err == nil && !has || o.host.Clock().Sub(last) > requestLease*2/3 {
-				cancel()
-				return
-			}
-		}
+		lease.Extend(work, o.host.Clock, requestEvery, requestLease, func(ctx context.Context) (bool, error) {
+			return o.store.ChangeAct(ctx, a.ID, o.host.ID, progress.change(provider.ActRunning, nil), requestLease)
+		}, cancel)
 	})
 	outcome, err := by.answer(work, a, progress)
 	if work.Err() != nil {

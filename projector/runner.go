@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/kinora-go/kinora/internal/check"
+	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/internal/presence"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector/internal/apply"
@@ -61,37 +63,38 @@ func NewRunner[Tx any](db provider.Units[Tx], src Source, cfg RunnerConfig, ps .
 
 // newRunner is NewRunner without the check of src. A runner of the zero Source applies due parked
 // messages, and ends.
-func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ...*Projector[Tx]) (*Runner, error) {
+func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ...*Projector[Tx]) (_ *Runner, err error) {
+	defer check.Wrap(&err, "runner")
 	if u == nil || len(ps) == 0 {
-		return nil, errors.New("runner: store and at least one projector are required")
+		return nil, errors.New("store and at least one projector are required")
 	}
 	r := &Runner{src: src, cfg: cfg, running: make(chan struct{}), ended: make(chan struct{})}
 	if err := r.cfg.validate(); err != nil {
-		return nil, fmt.Errorf("runner: %w", err)
+		return nil, err
 	}
 	whole, ok := any(u).(provider.Provider[Tx])
 	if !ok {
-		return nil, errors.New("runner: the store keeps no parked messages: combine it with another store, provider.Combine(units, db)")
+		return nil, errors.New("the store keeps no parked messages: combine it with another store, provider.Combine(units, db)")
 	}
 	r.share(whole, provider.LogOf(u))
 	r.presence = presence.New(u, r.cfg.Clock, func(err error) { r.host.Report(slog.LevelWarn, "runner not reported", err) }, r.reportSelf)
 	r.answers = answers{host: r.host, store: provider.OperationsOf(u), by: map[string]operator{}}
 	for _, p := range ps {
 		if p == nil {
-			return nil, errors.New("runner: a projector is nil: leave it out")
+			return nil, errors.New("a projector is nil: leave it out")
 		}
 		if r.feeder(p.name) != nil {
-			return nil, fmt.Errorf("runner: two projectors have the name %s: use each name once", p.name)
+			return nil, fmt.Errorf("two projectors have the name %s: use each name once", p.name)
 		}
 		f, err := feederOf(r, whole, p)
 		if err != nil {
-			return nil, fmt.Errorf("runner: %w", err)
+			return nil, err
 		}
 		r.all.Feeders = append(r.all.Feeders, f)
 		r.answers.by[p.name] = operatorOf(r, u, p)
 	}
 	if err := r.checkUntrusted(); err != nil {
-		return nil, fmt.Errorf("runner: %w", err)
+		return nil, err
 	}
 	return r, nil
 }
@@ -99,7 +102,7 @@ func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ..
 // share makes what the parts of the runner share. own is the log of its store, or nil.
 func (r *Runner) share(store model.Store, own provider.Log) {
 	h := &model.Host{
-		Config: r.cfg.model(), ID: uuid.NewString(), Store: store, Follow: model.NewSignal(), Scan: model.NewSignal(), Halt: r.halt,
+		Config: r.cfg.model(), ID: uuid.NewString(), Store: store, Follow: pauses.NewSignal(), Scan: pauses.NewSignal(), Halt: r.halt,
 		Paused: func(projector string) bool { return r.presence.IsPaused(provider.PauseProjector, projector) },
 	}
 	h.Leases = lease.Keeper{Leases: store, Holder: h.ID, Length: h.Lease, Timeout: h.Timeout, Clock: h.Clock}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/kinora-go/kinora/internal/check"
 	"github.com/kinora-go/kinora/projector/internal/feed"
 	"github.com/kinora-go/kinora/projector/internal/rebuild"
 	"github.com/kinora-go/kinora/provider"
@@ -49,15 +50,8 @@ type Verified struct {
 //     another Options.Version, some of its messages are parked that do not fail now (replay or skip
 //     them first), or the verification could not extend its lease (cfg.Lease).
 //   - ErrInput: v has a negative number or an invalid Decision.
-func (p *Projector[Tx]) Verify(ctx context.Context, db provider.Units[Tx], v Verification, cfg *RunnerConfig) (*Verified, error) {
-	result, err := p.verify(ctx, db, v, cfg)
-	if err != nil {
-		return nil, fmt.Errorf("verify %s: %w", p.name, err)
-	}
-	return result, nil
-}
-
-func (p *Projector[Tx]) verify(ctx context.Context, db provider.Units[Tx], v Verification, cfg *RunnerConfig) (result *Verified, err error) {
+func (p *Projector[Tx]) Verify(ctx context.Context, db provider.Units[Tx], v Verification, cfg *RunnerConfig) (result *Verified, err error) {
+	defer check.Wrap(&err, "verify %s", p.name)
 	if v.Limit < 0 || v.Rate < 0 {
 		return nil, fmt.Errorf("%w: verification.Limit is %d and Rate %d: must be at least 0", ErrInput, v.Limit, v.Rate)
 	}

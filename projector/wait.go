@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/check"
 	"github.com/kinora-go/kinora/projector/internal/follow"
 	"github.com/kinora-go/kinora/projector/internal/model"
 	"github.com/kinora-go/kinora/provider"
@@ -40,14 +41,8 @@ const (
 //   - ErrNotTaken: a handler of p began to read the log behind the event (Options.From, or a handler
 //     that was added later), so it does not get it.
 //   - The error of ctx after it ends.
-func (p *Projector[Tx]) Wait(ctx context.Context, s State, a eventstore.Appended) error {
-	if err := p.wait(ctx, s, a); err != nil {
-		return fmt.Errorf("wait for %s: %w", p.name, err)
-	}
-	return nil
-}
-
-func (p *Projector[Tx]) wait(ctx context.Context, s State, a eventstore.Appended) error {
+func (p *Projector[Tx]) Wait(ctx context.Context, s State, a eventstore.Appended) (err error) {
+	defer check.Wrap(&err, "wait for %s", p.name)
 	if err := p.types.Err(); err != nil {
 		return err
 	}
@@ -277,15 +272,8 @@ type Lag struct {
 //   - ErrNoCheckpoint: no runner has read a log for p. A projector on a broker without Markers, or
 //     with BrokerOnly, has no lag.
 //   - ErrOtherLog: the log of s is not the one that p reads; see StateOf.
-func (p *Projector[Tx]) Lag(ctx context.Context, s State) (Lag, error) {
-	lag, err := p.lag(ctx, s)
-	if err != nil {
-		return Lag{}, fmt.Errorf("lag of %s: %w", p.name, err)
-	}
-	return lag, nil
-}
-
-func (p *Projector[Tx]) lag(ctx context.Context, s State) (Lag, error) {
+func (p *Projector[Tx]) Lag(ctx context.Context, s State) (_ Lag, err error) {
+	defer check.Wrap(&err, "lag of %s", p.name)
 	if err := p.types.Err(); err != nil {
 		return Lag{}, err
 	}

@@ -73,7 +73,7 @@ func (e *engine[Tx]) repeat(p *pendingChange, err error) {
 			p.reply <- changeResult{err: err}
 			return
 		}
-		e.sleep(e.hard, pause.Next(), nil, nil)
+		pauses.Wait(e.hard, pause.Next())
 		if err = e.apply([]*pendingChange{p}, claimLimit); err == nil {
 			return
 		}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -104,7 +105,7 @@ func (a *attempt[Tx]) end(c provider.TaskChange) ending {
 		return a.refused(got)
 	}
 	if open := c.To == Pending || c.To == Failed || c.To == Waiting; open && c.After < a.cfg.Poll && (c.After > 0 || c.To != Waiting) {
-		time.AfterFunc(c.After, func() { signal(a.soon) })
+		time.AfterFunc(c.After, func() { a.soon.Send() })
 	}
 	return ending{to: c.To, code: c.Code}
 }
@@ -169,41 +170,25 @@ func (a *attempt[Tx]) append(ctx context.Context, r Record) error {
 	t := &a.task
 	r.By, r.At = a.cfg.Holder, now().UTC()
 	crash.Point("audit: before")
-	done := make(chan error, 1)
+	done, failed := make(chan struct{}), errors.New("it panicked or ended its goroutine")
 	a.live.Add(1)
 	go func() {
-		err := errors.New("it panicked or ended its goroutine")
 		defer func() {
 			if p := recover(); p != nil {
 				a.log.Error("audit sink panicked", "kind", t.Kind, "id", t.ID, "stack", string(debug.Stack()))
 			}
 			a.live.Add(-1)
-			done <- err
+			close(done)
 		}()
-		err = a.cfg.Audit.Append(ctx, r)
+		failed = a.cfg.Audit.Append(ctx, r)
 	}()
-	var err error
-	if !returns(ctx, done, &err) {
-		err = errors.New("it did not return after its timeout")
+	err := errors.New("it did not return after its timeout")
+	if pauses.Returns(ctx, done, grace) {
+		err = failed
 	}
 	crash.Point("audit: after")
 	if err != nil {
 		return &auditError{fmt.Errorf("audit sink: %w", err)}
 	}
 	return nil
-}
-
-// returns waits for the result of a call, until the grace after the end of ctx is over.
-func returns(ctx context.Context, done <-chan error, err *error) bool {
-	select {
-	case *err = <-done:
-		return true
-	case <-ctx.Done():
-	}
-	select {
-	case *err = <-done:
-		return true
-	case <-time.After(grace):
-		return false
-	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/internal/errclass"
+	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/internal/sweep"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -23,7 +24,7 @@ func (e *engine[Tx]) maintain(ctx context.Context) {
 	for ctx.Err() == nil {
 		e.findSuspect(ctx)
 		e.maintainOnce(ctx)
-		e.sleep(ctx, lookEvery, nil, nil)
+		pauses.Wait(ctx, lookEvery)
 	}
 }
 
@@ -107,7 +108,7 @@ func (e *engine[Tx]) suspectFound() {
 		s.waits, s.since = true, at
 	}
 	e.mu.Unlock()
-	signal(e.soon)
+	e.soon.Send()
 }
 
 // suspectTaken records that a suspect task was claimed, or that there is none.

@@ -23,7 +23,7 @@ import (
 // Worker claims tasks and runs their handlers. Any number of workers may run on one store. Create it
 // with NewWorker.
 type Worker struct {
-	once    sync.Once
+	started atomic.Bool
 	busy    atomic.Bool // Run or RunOnce is in progress
 	running chan struct{}
 	run     func(ctx context.Context, running chan<- struct{}) error
@@ -41,7 +41,7 @@ type Worker struct {
 func NewWorker[Tx any](db provider.TaskProvider[Tx], cfg WorkerConfig, definitions ...Kind[Tx]) (*Worker, error) {
 	e := &engine[Tx]{
 		db: db, cfg: cfg, changes: make(chan *pendingChange, 1024), holds: map[string]*held{},
-		freed: make(chan struct{}, 1), soon: make(chan struct{}, 1), turn: make(chan struct{}, 1),
+		freed: pauses.NewSignal(), soon: pauses.NewSignal(), turn: make(chan struct{}, 1),
 		kinds: kinds[Tx]{
 			handlers: map[string]handler[Tx]{},
 			groups:   map[string]func(ctx context.Context, tx Tx, g *provider.TaskGroup) ([]outbox.Message, error){},
@@ -84,9 +84,7 @@ func (w *Worker) Late() map[string]time.Duration { return w.late() }
 //   - It returns an error at once if the store is not ready, for example not migrated, and on a
 //     second call.
 func (w *Worker) Run(ctx context.Context) error {
-	started := false
-	w.once.Do(func() { started = true })
-	if !started {
+	if w.started.Swap(true) {
 		return errors.New("worker: Run called twice: create a new worker")
 	}
 	if !w.busy.CompareAndSwap(false, true) {
@@ -122,7 +120,7 @@ type engine[Tx any] struct {
 	work     context.Context // ends before that; for handlers
 	stopping atomic.Bool     // no new step may begin
 
-	freed, soon chan struct{} // a task has ended; a task becomes due
+	freed, soon pauses.Signal // a task has ended; a task becomes due
 	turn        chan struct{} // of capacity 1: a unit that conflicted runs again
 
 	mu      sync.Mutex
@@ -298,21 +296,21 @@ func (e *engine[Tx]) loop(ctx context.Context, handlers *sync.WaitGroup) {
 		}
 		for _, t := range tasks {
 			handlers.Go(func() {
-				defer signal(e.freed)
+				defer e.freed.Send()
 				e.handle(t)
 			})
 		}
 		if err != nil && ctx.Err() == nil {
 			d := retry.Next()
 			e.log.Warn("tasks not claimed", "class", errclass.Of(err), "again_in", d)
-			e.sleep(ctx, d, nil, nil)
+			pauses.Wait(ctx, d)
 			continue
 		}
 		retry.Reset()
 		if alone && running == 0 {
 			for e.running() > 0 && ctx.Err() == nil { // it runs alone
 				loop.Within(now(), e.cfg.Poll+claimLimit)
-				e.sleep(ctx, e.cfg.Poll, nil, e.freed)
+				pauses.Wait(ctx, e.cfg.Poll, e.freed)
 			}
 			continue
 		}
@@ -320,11 +318,11 @@ func (e *engine[Tx]) loop(ctx context.Context, handlers *sync.WaitGroup) {
 			pause.Reset()
 		}
 		if len(tasks) >= free || alone { // full
-			e.sleep(ctx, e.cfg.Poll, nil, e.freed)
-			e.sleep(ctx, gather, nil, nil)
+			pauses.Wait(ctx, e.cfg.Poll, e.freed)
+			pauses.Wait(ctx, gather)
 			continue
 		}
-		e.sleep(ctx, pause.Next(), due, e.soon)
+		pauses.Wait(ctx, pause.Next(), due, e.soon)
 	}
 }
 
@@ -352,31 +350,11 @@ func (e *engine[Tx]) recording(h *held, is bool) {
 	case is == h.ending:
 	case is:
 		e.ending++
-		signal(e.freed)
+		e.freed.Send()
 	default:
 		e.ending--
 	}
 	h.ending = is
-}
-
-// sleep waits for d, for one of the channels, or for the end of ctx.
-func (e *engine[Tx]) sleep(ctx context.Context, d time.Duration, due, or <-chan struct{}) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-due:
-	case <-or:
-	case <-t.C:
-	case <-ctx.Done():
-	}
-}
-
-// signal makes a receiver of ch continue, now or at its next wait.
-func signal(ch chan<- struct{}) {
-	select {
-	case ch <- struct{}{}:
-	default:
-	}
 }
 
 // claimLimit is the limit of one claim. A claim in progress at the end of ctx may finish, because

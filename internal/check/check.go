@@ -11,6 +11,13 @@ import (
 	"unicode/utf8"
 )
 
+// Wrap adds to an error, unless it is nil, what was done. A function defers it: defer check.Wrap(&err, "load %s", name).
+func Wrap(err *error, what string, args ...any) {
+	if *err != nil {
+		*err = fmt.Errorf("%s: %w", fmt.Sprintf(what, args...), *err)
+	}
+}
+
 // MaxID is the length limit of stream names, message ids, type names, topics and ordering keys,
 // in bytes.
 const MaxID = 255

@@ -29,7 +29,7 @@ var operations = []Mutant{
 	{
 		Name:  "request_not_stopped",
 		What:  "a runner goes on with a request that was canceled",
-		Edits: []Edit{{File: "projector/requests.go", Old: "if err == nil && !has || o.host.Clock()", New: "if err == nil && !has && a.ID < 0 || o.host.Clock()"}},
+		Edits: []Edit{{File: "projector/requests.go", Old: "\t\t}, cancel)\n", New: "\t\t}, func() {})\n"}},
 		Tests: []Test{{"./admin", "TestACanceledRequestStops"}},
 	},
 	{

@@ -1,4 +1,4 @@
-// Package pauses has pauses that double, and waits that end early.
+// Package pauses has pauses that double, waits that end early, and signals that end them.
 package pauses
 
 import (
@@ -29,15 +29,44 @@ func (d *Doubling) Next() time.Duration {
 // Reset makes First the next pause.
 func (d *Doubling) Reset() { d.n = 0 }
 
-// Wait waits for d, for wake, which may be nil, or for the end of ctx. It reports whether wake ended it.
-func Wait(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
+// Wait waits for d, for one of at most two channels, which may be nil, or for the end of ctx. It reports whether one of the
+// channels ended it.
+func Wait(ctx context.Context, d time.Duration, wake ...<-chan struct{}) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
+	var wakes [2]<-chan struct{}
+	copy(wakes[:], wake)
 	select {
-	case <-wake:
+	case <-wakes[0]:
+		return true
+	case <-wakes[1]:
 		return true
 	case <-t.C:
 	case <-ctx.Done():
 	}
 	return false
+}
+
+// Returns reports whether done is closed before the grace after the end of ctx is over.
+func Returns(ctx context.Context, done <-chan struct{}, grace time.Duration) bool {
+	select {
+	case <-done:
+		return true
+	case <-ctx.Done():
+	}
+	return Wait(context.WithoutCancel(ctx), grace, done)
+}
+
+// Signal asks a loop to look at once.
+type Signal chan struct{}
+
+// NewSignal returns a Signal that no one has sent.
+func NewSignal() Signal { return make(Signal, 1) }
+
+// Send sends the signal, unless it waits to be received.
+func (s Signal) Send() {
+	select {
+	case s <- struct{}{}:
+	default:
+	}
 }

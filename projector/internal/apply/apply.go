@@ -2,6 +2,7 @@
 package apply
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -55,7 +56,7 @@ func (a *Applier) Begin() (end func()) {
 func (a *Applier) Apply(ctx, hard context.Context, msgs []*model.Message, o Owner) (rest []*model.Message, err error) {
 	run := &running{owner: o, pause: closingPause}
 	for len(msgs) > 0 && ctx.Err() == nil {
-		u := o.Unit(run.part(msgs, a.next()))
+		u := o.Unit(run.part(msgs, cmp.Or(a.size, a.Batch)))
 		began := a.Worker.Host.Clock()
 		d, err := a.Worker.Run(hard, u)
 		took := a.Worker.Host.Clock().Sub(began)
@@ -202,23 +203,15 @@ func (a *Applier) finishOthers(ctx context.Context, o Owner, d *unit.Done, faile
 // applies the last events before the projector goes live.
 const closingPause = 10 * time.Millisecond
 
-// next returns the most messages of the next unit.
-func (a *Applier) next() int {
-	if a.size == 0 {
-		a.size = a.Batch
-	}
-	return a.size
-}
-
 // grow sets the size of the next unit, given how long the last one took.
 func (a *Applier) grow(took time.Duration, alone bool) {
 	switch {
 	case alone:
 		a.size = 1
 	case took > time.Second:
-		a.size = max(a.next()/2, 1)
+		a.size = max(cmp.Or(a.size, a.Batch)/2, 1)
 	case took < time.Second/2:
-		a.size = min(2*a.next(), a.Batch)
+		a.size = min(2*cmp.Or(a.size, a.Batch), a.Batch)
 	}
 }
 

@@ -73,7 +73,7 @@ func (a *Applier) BackOff(ctx context.Context) {
 		"projector", name, "handler", b.worst.handler, "code", b.worst.code, "failures", b.failed[b.worst], "again_in", pause)
 	a.Worker.Loop.Rest()
 	for ; pause > 0 && a.Worker.Group.Applied.Load() == b.since && ctx.Err() == nil; pause -= PausedLook {
-		pauses.Wait(ctx, min(pause, PausedLook), nil)
+		pauses.Wait(ctx, min(pause, PausedLook))
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/projector/internal/apply"
 	"github.com/kinora-go/kinora/projector/internal/deliver"
 	"github.com/kinora-go/kinora/projector/internal/follow"
@@ -31,16 +32,16 @@ type crew struct {
 	asker    *sent.Asker
 	parked   *parked.Parked
 	pool     *deliver.Pool
-	post     *follow.Post // nil: it reads no log
-	resplit  model.Signal // the segments have changed
-	assigned model.Signal // the crew feeds another generation
-	stop     func()       // returns when its goroutines have ended
+	post     *follow.Post  // nil: it reads no log
+	resplit  pauses.Signal // the segments have changed
+	assigned pauses.Signal // the crew feeds another generation
+	stop     func()        // returns when its goroutines have ended
 }
 
 // newCrew returns a crew of a generation.
 func (f *Feeder) newCrew(g *generation.Row) *crew {
 	h, p := f.Host, f.Projector
-	c := &crew{feeder: f, resplit: model.NewSignal(), assigned: model.NewSignal()}
+	c := &crew{feeder: f, resplit: pauses.NewSignal(), assigned: pauses.NewSignal()}
 	c.current.Store(g)
 	c.asker = &sent.Asker{Host: h, Projector: p}
 	c.parked = &parked.Parked{Host: h, Projector: p, Sent: c.asker, Receiver: f.Receiver}
@@ -169,7 +170,10 @@ func (c *crew) serve(ctx, hard context.Context, p *follow.Post, g *generation.Ro
 	if err != nil {
 		return err
 	}
-	role, assigned := c.role(r, g), c.signal(p)
+	role, assigned := c.role(r, g), c.assigned
+	if p.Segment > 0 {
+		assigned = nil // it wakes the reader of the checkpoint
+	}
 	for tries, pause := 0, readMin; ctx.Err() == nil; {
 		var appended <-chan struct{}
 		if w, ok := c.feeder.Host.Log.(provider.LogWaker); ok && r.At().Mode == provider.ModeCatchUp {
@@ -212,14 +216,6 @@ func (c *crew) serve(ctx, hard context.Context, p *follow.Post, g *generation.Ro
 		}
 	}
 	return nil
-}
-
-// signal returns what wakes the reader of the checkpoint when the crew feeds another generation. No segment takes it.
-func (c *crew) signal(p *follow.Post) model.Signal {
-	if p.Segment > 0 {
-		return nil
-	}
-	return c.assigned
 }
 
 // pause returns the pause after a step that has found nothing to do.

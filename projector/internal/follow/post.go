@@ -12,6 +12,7 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/projector/internal/apply"
 	"github.com/kinora-go/kinora/projector/internal/generation"
 	"github.com/kinora-go/kinora/projector/internal/model"
@@ -31,8 +32,8 @@ type Post struct {
 	Turn      *sent.Turn
 	Parked    *parked.Parked
 	Missed    *Missed
-	Resplit   model.Signal // sent when the segments have changed
-	Segment   int          // its number; 0: all events, or none while there are segments
+	Resplit   pauses.Signal // sent when the segments have changed
+	Segment   int           // its number; 0: all events, or none while there are segments
 	Token     claim.Token
 	Pace      func(*Reader) Pace // of a reader of a generation that is not live
 	older     time.Time          // since when this program is older than the recorded one and could read

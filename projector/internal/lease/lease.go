@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -39,7 +40,11 @@ func (k *Keeper) While(ctx context.Context, name string, token claim.Token, fn f
 func (k *Keeper) Hold(ctx context.Context, name string, token claim.Token, fn func(context.Context) error) error {
 	held, lost := context.WithCancelCause(ctx)
 	var extending sync.WaitGroup
-	extending.Go(func() { k.extend(held, name, token, lost) })
+	extending.Go(func() {
+		Extend(held, k.Clock, k.Length/3, k.Length, func(ctx context.Context) (bool, error) {
+			return k.Leases.AcquireLease(ctx, name, k.terms(token))
+		}, func() { lost(ErrLost) })
+	})
 	defer func() {
 		lost(nil)
 		extending.Wait()
@@ -69,23 +74,23 @@ func (k *Keeper) Release(ctx context.Context, name string, token claim.Token) {
 	_ = k.Leases.ReleaseLease(limited, name, token)
 }
 
-// extend extends a lease until ctx ends. It calls lost when another program has the lease, or when it
-// could not be extended in time.
-func (k *Keeper) extend(ctx context.Context, name string, token claim.Token, lost context.CancelCauseFunc) {
-	for last := k.Clock(); ; {
-		select {
-		case <-ctx.Done():
+// Extend calls extend each time that the pause every is over, until ctx ends, for at most a third of the length of a lease. It calls
+// lost when extend returns false, or has not succeeded in time.
+func Extend(
+	ctx context.Context, clock func() time.Time, every, length time.Duration, extend func(context.Context) (bool, error), lost func(),
+) {
+	for last := clock(); ; {
+		if pauses.Wait(ctx, every); ctx.Err() != nil {
 			return
-		case <-time.After(k.Length / 3):
 		}
-		limited, cancel := context.WithTimeout(ctx, k.Length/3)
-		has, err := k.Leases.AcquireLease(limited, name, k.terms(token))
+		limited, cancel := context.WithTimeout(ctx, length/3)
+		has, err := extend(limited)
 		cancel()
 		if err == nil {
-			last = k.Clock()
+			last = clock()
 		}
-		if err == nil && !has || k.Clock().Sub(last) > k.Length*2/3 {
-			lost(ErrLost)
+		if err == nil && !has || clock().Sub(last) > length*2/3 {
+			lost()
 			return
 		}
 	}

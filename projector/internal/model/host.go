@@ -29,8 +29,8 @@ type Host struct {
 	LogID  atomic.Pointer[provider.LogID]
 	Leases lease.Keeper
 	Loops  pulse.Loops
-	Follow Signal // requests a look at the generations
-	Scan   Signal // requests a scan of parked messages that are due
+	Follow pauses.Signal // requests a look at the generations
+	Scan   pauses.Signal // requests a scan of parked messages that are due
 	Head   Head
 	// Workers is the number of workers of units that were created.
 	Workers atomic.Int64
@@ -96,23 +96,9 @@ func (c *Config) Report(level slog.Level, what string, err error, attrs ...any) 
 	c.Logger.Log(context.Background(), level, what, attrs...)
 }
 
-// Signal asks a loop to look at once.
-type Signal chan struct{}
-
-// NewSignal returns a Signal that no one has sent.
-func NewSignal() Signal { return make(Signal, 1) }
-
-// Send sends the signal, unless it waits to be received.
-func (s Signal) Send() {
-	select {
-	case s <- struct{}{}:
-	default:
-	}
-}
-
 // Wait waits for d, or until ctx ends.
 func Wait(ctx context.Context, d time.Duration) {
-	pauses.Wait(ctx, d, nil)
+	pauses.Wait(ctx, d)
 }
 
 // Pauses of the parts of a runner.

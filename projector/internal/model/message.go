@@ -31,20 +31,6 @@ type Received struct {
 	open      atomic.Int32     // projectors that have not finished it
 }
 
-// Receive returns a delivery that a number of projectors share. A nil decode means that messages of other
-// software are malformed.
-func Receive(topic string, m *message.Message, decode Decode, projectors int) *Received {
-	d := &Received{Topic: topic, Msg: m, acked: m, ID: m.UUID}
-	if d.IsForeign = decode != nil && !isOwn(m.Metadata); d.IsForeign {
-		d.decode(decode)
-	} else {
-		d.Raw, d.Malformed = outbox.ParseWatermill(m)
-		d.Key = cmp.Or(m.Metadata[outbox.HeaderKey], m.Metadata[provider.HeaderStream])
-	}
-	d.open.Store(int32(projectors))
-	return d
-}
-
 // Logged returns an event that was read from the log.
 func Logged(raw eventstore.Raw, log string) *Received {
 	d := &Received{Log: log, ID: raw.ID, Msg: &message.Message{UUID: raw.ID, Payload: raw.Data}, Raw: raw, Key: raw.Stream}
@@ -189,14 +175,6 @@ func (p *Projector) take(m *Message, known bool, names []string) error {
 		return ErrNoHandler
 	}
 	return nil
-}
-
-// AcceptParked returns a parked message for its projector. d is that of ReceiveParked.
-func (p *Projector) AcceptParked(d *Received, row provider.Parked) *Message {
-	if d.IsForeign && d.Key == "" { // the decoder took it from the context of the delivery
-		d.Key, d.Raw.Stream = row.Key, row.Key
-	}
-	return p.Accept(d, &row)
 }
 
 // LacksDecoder reports whether a decoder has read a parked message before, and this runner has none.

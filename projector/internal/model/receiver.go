@@ -27,9 +27,17 @@ type Receiver struct {
 	Events    provider.Log // in which it looks; nil: there is none
 }
 
-// Receive returns a delivery that a number of projectors share.
+// Receive returns a delivery that a number of projectors share. Without a decoder, messages of other software are malformed.
 func (r *Receiver) Receive(topic string, m *message.Message, projectors int) *Received {
-	return Receive(topic, m, r.Decode, projectors)
+	d := &Received{Topic: topic, Msg: m, acked: m, ID: m.UUID}
+	if d.IsForeign = r.Decode != nil && !isOwn(m.Metadata); d.IsForeign {
+		d.decode(r.Decode)
+	} else {
+		d.Raw, d.Malformed = outbox.ParseWatermill(m)
+		d.Key = cmp.Or(m.Metadata[outbox.HeaderKey], m.Metadata[provider.HeaderStream])
+	}
+	d.open.Store(int32(projectors))
+	return d
 }
 
 // Take is take, which it repeats until ctx ends.
@@ -163,10 +171,7 @@ func (d *Received) deliveredHeaders() map[string]string {
 	if !replayed && !named && !unknown && d.ID == d.Msg.UUID {
 		return h
 	}
-	h = maps.Clone(h)
-	if h == nil {
-		h = map[string]string{}
-	}
+	h = maps.Collect(maps.All(h)) // not nil
 	delete(h, headerReplayed)
 	delete(h, headerUUID)
 	delete(h, headerUnknown)

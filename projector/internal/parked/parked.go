@@ -160,7 +160,11 @@ func (p *Parked) Messages(ctx context.Context, rows []provider.Parked) ([]*model
 	}
 	msgs := make([]*model.Message, len(rows))
 	for i, row := range rows {
-		msgs[i] = p.Projector.AcceptParked(received[i], row)
+		d := received[i]
+		if d.IsForeign && d.Key == "" { // the decoder took it from the context of the delivery
+			d.Key, d.Raw.Stream = row.Key, row.Key
+		}
+		msgs[i] = p.Projector.Accept(d, &row)
 	}
 	return msgs, nil
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/internal/pulse"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector/internal/model"
@@ -171,7 +172,7 @@ func (a *attempt) transact(hard context.Context) (*Done, error) {
 		err = a.Projector.Do(ctx, a.unit.Intent, a.handle)
 		ended = ctx.Err() != nil
 	})
-	if !returns(ctx, done) {
+	if !pauses.Returns(ctx, done, grace) {
 		return a.abandon(done)
 	}
 	a.done.At, a.done.Handler = a.place()
@@ -276,21 +277,6 @@ func (w *Worker) classified(err error) error {
 
 // grace is how long the worker waits for a handler to return after its context has ended.
 const grace = 2 * time.Second
-
-// returns reports whether done is closed before the grace after the end of ctx is over.
-func returns(ctx context.Context, done <-chan struct{}) bool {
-	select {
-	case <-done:
-		return true
-	case <-ctx.Done():
-	}
-	select {
-	case <-done:
-		return true
-	case <-time.After(grace):
-		return false
-	}
-}
 
 // Sum returns a + b, or the longest duration if that overflows.
 func Sum(a, b time.Duration) time.Duration { return a + min(b, math.MaxInt64-a) }
