@@ -79,7 +79,6 @@ func cutAny(s string, prefixes ...string) (rest string, ok bool) {
 	return "", false
 }
 
-// structured decodes the JSON envelope.
 func structured(payload []byte) (raw eventstore.Raw, err error) {
 	var envelope map[string]json.RawMessage
 	if err := json.Unmarshal(check.TrimMark(payload), &envelope); err != nil {

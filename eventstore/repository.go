@@ -266,7 +266,6 @@ type CommandID string
 // commands is the UUID namespace of the ids of events that commands with a CommandID append.
 var commands = uuid.MustParse("2f1d6a0e-7c0b-5f2e-9b1a-6d1c3e5a7b90")
 
-// eventID returns the id of the i-th event that the command appends to a stream.
 func (c CommandID) eventID(stream string, i int) string {
 	return uuid.NewSHA1(commands, []byte(stream+"\x00"+string(c)+"\x00"+strconv.Itoa(i))).String()
 }

@@ -177,7 +177,6 @@ func seal(stream string, s Snapshot) []byte {
 	return append(h.Sum(nil), s.State...)
 }
 
-// open returns the state of a stored snapshot.
 func (s *snapshots) open(stream string, stored Snapshot) ([]byte, error) {
 	if len(stored.State) < sha256.Size {
 		return nil, fmt.Errorf("%w: its checksum is wrong", ErrSnapshot)
@@ -210,7 +209,6 @@ func (s *snapshots) encode(a, again any, stream, eventID string, version int64) 
 	return one, nil
 }
 
-// restore sets the state of a new aggregate.
 func restore(a any, state []byte) error {
 	if err := json.Unmarshal(state, a); err != nil {
 		return fmt.Errorf("%w: decode %T: %w", ErrSnapshot, a, err)

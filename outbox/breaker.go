@@ -40,7 +40,6 @@ type breaker struct {
 	failed []failure
 }
 
-// failure is one try that failed.
 type failure struct {
 	Entry
 	err error
@@ -56,7 +55,6 @@ type verdict struct {
 
 func newBreaker() *breaker { return &breaker{refused: map[int64]int{}, keys: map[lane]bool{}} }
 
-// pass records that items were published.
 func (k *breaker) pass(items []*item) {
 	k.up, k.inRow, k.pauses = true, 0, 0
 	k.passes += len(items)
@@ -69,7 +67,6 @@ func (k *breaker) pass(items []*item) {
 	}
 }
 
-// fail records that e of lane l was not published.
 func (k *breaker) fail(e Entry, l lane, err error) {
 	k.failed = append(k.failed, failure{e, err})
 	k.class = errclass.Of(err)
@@ -103,7 +100,6 @@ func (k *breaker) counts() bool {
 	return k.up || !k.down() && len(k.failed) == 1 && k.passes > k.refused[k.failed[0].Seq]
 }
 
-// end ends a batch and decides about its failures.
 func (k *breaker) end(now time.Time) verdict {
 	v := verdict{failed: k.failed}
 	if len(k.failed) > 0 && !k.counts() {
@@ -120,7 +116,6 @@ func (k *breaker) end(now time.Time) verdict {
 	return v
 }
 
-// paused reports whether the topic must not be claimed now.
 func (k *breaker) paused(now time.Time) bool { return now.Before(k.pausedUntil) }
 
 // depth is how often the size of a claim is doubled, 0 to depthMax. In an outage

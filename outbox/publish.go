@@ -18,7 +18,6 @@ import (
 // lane identifies entries that keep their order.
 type lane struct{ topic, key string }
 
-// batch is one claim while it is published.
 type batch struct {
 	*Relay
 	items []item
@@ -41,7 +40,6 @@ type item struct {
 	state state
 }
 
-// state is the progress of an item.
 type state byte
 
 const (
@@ -197,7 +195,6 @@ func (b *batch) take(items []*item) []*item {
 	return mine
 }
 
-// mayCall reports whether another call may begin.
 func (b *batch) mayCall() bool { return b.ctx.Err() == nil && b.lease.Err() == nil }
 
 // next splits items. calls can be published now, one Publish call per topic. Unless the publisher
@@ -306,7 +303,6 @@ func (b *batch) publishCall(call []*item) error {
 	return err
 }
 
-// failureMarks returns the marks of the entries that failed in this batch, as the breakers decide.
 func (b *batch) failureMarks() []Mark {
 	var marks []Mark
 	for topic, k := range b.breakers {

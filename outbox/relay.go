@@ -71,7 +71,6 @@ func (r *Relay) Wiring() provider.RelayWiring {
 	return provider.RelayWiring{Store: r.store, Publisher: r.pub, Topics: r.cfg.Topics, Logger: r.log}
 }
 
-// report returns what the relay reports about itself.
 func (r *Relay) report() provider.ServiceReport {
 	report := provider.ServiceReport{Kind: "relay", Holder: r.cfg.Holder}
 	if outages := r.outages.Load(); outages != nil {
@@ -289,7 +288,6 @@ func (r *Relay) claim(ctx, hard context.Context, q provider.EntryQuery, limit in
 // clock schedules scans and measures durations, as this process sees them.
 func clock() time.Time { return time.Now() } //nolint:forbidigo // not compared with the store's times
 
-// since returns the time since begin.
 func (r *Relay) since(begin time.Time) time.Duration { return clock().Sub(begin) }
 
 // begin returns the time if the call is observed, else the zero time.

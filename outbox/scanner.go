@@ -110,7 +110,6 @@ func (s *scanner) scanned(begin, end time.Time, found, limit int) {
 	}
 }
 
-// claimed records the last Seq of a claim.
 func (s *scanner) claimed(last int64) { s.after = max(s.after, nearAfter(last)) }
 
 // nearAfter is where a near scan begins after a claim that ended with last.

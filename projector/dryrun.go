@@ -111,7 +111,6 @@ func (r *Runner) dryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {
 	return d.result, nil
 }
 
-// dry runs dry runs of a generation.
 type dry struct {
 	*unit.Worker
 	g      *generation.Row
@@ -128,7 +127,6 @@ func (d *dry) try(ctx context.Context, msgs []*model.Message, changes func([]pro
 	return d.Run(ctx, u)
 }
 
-// add adds what a dry run did.
 func (d *dry) add(done *unit.Done) {
 	for i, m := range done.Unit.Messages {
 		switch {

@@ -49,7 +49,6 @@ func erased[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx]) *model
 	return one
 }
 
-// rules returns the options that concern messages.
 func (p *Projector[Tx]) rules(r *Runner) model.Rules {
 	return model.Rules{
 		From: p.opts.From, Markers: p.opts.Markers, BrokerOnly: p.opts.BrokerOnly, Ordered: p.opts.Ordered,

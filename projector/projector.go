@@ -49,7 +49,6 @@ func (p *Projector[Tx]) Handlers() []string {
 	return names
 }
 
-// takers returns the handlers of each event type, in order.
 func (p *Projector[Tx]) takers() map[string][]provider.Handler {
 	byType := map[string][]provider.Handler{}
 	for _, h := range p.handlers {
@@ -85,7 +84,6 @@ func (p *Projector[Tx]) full(h Handler[Tx]) provider.Handler {
 	return all
 }
 
-// check returns all errors of the definition.
 func (p *Projector[Tx]) check(keeps provider.Keeps) error {
 	errs := []error{p.types.Err()}
 	if p.opts.Parking < ParkKey || p.opts.Parking > Halt {

@@ -41,20 +41,17 @@ func (v *Verified) Report() provider.VerifyReport {
 	return provider.VerifyReport{Position: v.Position, Events: v.Events, Parked: v.Parked, Differences: v.Differences, Repaired: len(v.Repaired)}
 }
 
-// answers answers requests of operators.
 type answers struct {
 	host  *model.Host
 	store provider.Operations // nil: the store has none
 	by    map[string]operator // by the name of the projector
 }
 
-// operator does what operators request.
 type operator struct {
 	dryRun func(context.Context, ParkedFilter) (*DryRun, error)
 	verify func(context.Context, Verification) (*Verified, error)
 }
 
-// operatorOf returns what does it for p.
 func operatorOf[Tx any](r *Runner, u provider.Units[Tx], p *Projector[Tx]) operator {
 	cfg := r.cfg
 	cfg.Observer, cfg.Log = RunnerObserver{}, r.host.Log
@@ -100,7 +97,6 @@ func (o *answers) take(ctx, hard context.Context) {
 // its process, each runner would end in turn.
 var lostRequest = provider.DryRunReport{Error: "the runner that worked on it has ended, perhaps because of a message: see its log, and ask again"}.Outcome()
 
-// end stores the outcome of a request.
 func (o *answers) end(hard context.Context, a provider.Act, c provider.ActChange) {
 	ctx, cancel := o.host.Limited(hard)
 	defer cancel()
@@ -118,7 +114,6 @@ func (o *answers) requests(ctx context.Context) ([]provider.Act, error) {
 	})
 }
 
-// progressOf is the progress of a request.
 type progressOf struct{ applied, total atomic.Int64 }
 
 func (p *progressOf) set(applied, total int64) {

@@ -73,7 +73,6 @@ func (r *Runner) pass(ctx context.Context, d *model.Received) bool {
 	return false
 }
 
-// awaitRunning waits until the runner has started.
 func (r *Runner) awaitRunning(ctx context.Context) error {
 	select {
 	case <-r.ended:

@@ -138,7 +138,6 @@ func (r *Runner) checkUntrusted() error {
 	return nil
 }
 
-// feeder returns the feeder of a projector, or nil.
 func (r *Runner) feeder(projector string) *feed.Feeder {
 	i := slices.IndexFunc(r.all.Feeders, func(f *feed.Feeder) bool { return f.Projector.Name == projector })
 	if i < 0 {
@@ -147,7 +146,6 @@ func (r *Runner) feeder(projector string) *feed.Feeder {
 	return r.all.Feeders[i]
 }
 
-// reportSelf returns what the runner reports about itself.
 func (r *Runner) reportSelf() provider.ServiceReport {
 	report := provider.ServiceReport{ID: r.host.ID, Kind: "runner", Holder: r.host.ID, Version: r.cfg.Version, Outages: r.brakes.List()}
 	for _, f := range r.all.Feeders {
@@ -235,7 +233,6 @@ func (r *Runner) Run(ctx context.Context) (err error) {
 	return err
 }
 
-// begin does what precedes the first message.
 func (r *Runner) begin(ctx context.Context) error {
 	if c, ok := r.host.Store.(provider.ReadyChecker); ok {
 		if err := c.ReadyFor(ctx, provider.RunnerService); err != nil {
@@ -279,7 +276,6 @@ func (r *Runner) drain(hard context.Context, stop func(), all *sync.WaitGroup, l
 	}
 }
 
-// start starts the goroutines of the runner.
 func (r *Runner) start(work, hard context.Context, subs []subscription, all *sync.WaitGroup) {
 	for _, f := range r.all.Feeders {
 		f.Start(work, hard, all)

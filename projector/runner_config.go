@@ -105,7 +105,6 @@ func (c *RunnerConfig) validate() error {
 	return err
 }
 
-// model returns what the parts of a runner read.
 func (c *RunnerConfig) model() model.Config {
 	return model.Config{
 		Concurrency: c.Concurrency, Batch: c.Batch, Timeout: c.Timeout, Grace: c.Grace, Lease: c.Lease, Record: c.Record, Retry: c.Retry,

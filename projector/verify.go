@@ -74,7 +74,6 @@ func (p *Projector[Tx]) Verify(ctx context.Context, db provider.Units[Tx], v Ver
 	return result, err
 }
 
-// runnerOfLog returns a runner that reads the log of db or of cfg.
 func runnerOfLog[Tx any](db provider.Units[Tx], cfg *RunnerConfig, p *Projector[Tx]) (*Runner, error) {
 	log := orZero(cfg).Log
 	if log == nil {
@@ -108,7 +107,6 @@ func (r *Runner) verify(ctx context.Context, v Verification) (result *Verified, 
 	return r.compare(ctx, f, v)
 }
 
-// fill runs the runner until the reader of a generation has reached the live one.
 func (r *Runner) fill(ctx context.Context, f *feed.Feeder, progress func(applied, total int64)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

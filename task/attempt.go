@@ -22,7 +22,6 @@ type ending struct {
 	err   error  // to be logged
 }
 
-// attempt is one claim of a task.
 type attempt[Tx any] struct {
 	*engine[Tx]
 	hold *held

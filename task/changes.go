@@ -8,7 +8,6 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// pendingChange is a change that waits for its statement.
 type pendingChange struct {
 	c     provider.TaskChange
 	reply chan changeResult
@@ -80,7 +79,6 @@ func (e *engine[Tx]) repeat(p *pendingChange, err error) {
 	}
 }
 
-// collect adds the changes that have come since.
 func (e *engine[Tx]) collect(batch []*pendingChange) []*pendingChange {
 	for len(batch) < changeBatch {
 		select {

@@ -14,7 +14,6 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// report logs an error of a task.
 func (e *engine[Tx]) report(t Task, end ending, attempts int) {
 	what, attrs := "task failed", []any{"kind", t.Kind, "id", t.ID}
 	switch end.to {
@@ -83,7 +82,6 @@ func (a *attempt[Tx]) fail(ctx context.Context, cause error) ending {
 // uncountedPause is the pause after a failure that is not counted, for example an outage.
 const uncountedPause = time.Second
 
-// end ends the claim.
 func (a *attempt[Tx]) end(c provider.TaskChange) ending {
 	c.ID, c.Token = a.task.ID, a.task.Token
 	if c.To == Done || c.To == Undone || c.To == Abandoned {
@@ -110,7 +108,6 @@ func (a *attempt[Tx]) end(c provider.TaskChange) ending {
 	return ending{to: c.To, code: c.Code}
 }
 
-// refused returns the ending after a change that was refused.
 func (a *attempt[Tx]) refused(got provider.TaskChanged) ending {
 	if got.Late(a.task.Token) {
 		a.observeFenced(a.task.Kind)
@@ -140,12 +137,10 @@ func (a *attempt[Tx]) unrecorded(cause error, result json.RawMessage) ending {
 	return end
 }
 
-// auditError is an error of the audit sink.
 type auditError struct{ error }
 
 func (e *auditError) Unwrap() error { return e.error }
 
-// audit passes the record of an end to the audit sink.
 func (a *attempt[Tx]) audit(ctx context.Context, to Status, code string) error {
 	t := &a.task
 	id := t.ID + "/" + string(to)
@@ -155,7 +150,6 @@ func (a *attempt[Tx]) audit(ctx context.Context, to Status, code string) error {
 	return a.append(ctx, Record{ID: id, Task: t.ID, Kind: t.Kind, Group: t.Group, What: string(to), Detail: code})
 }
 
-// auditGroup passes the record of the end of a group to the audit sink.
 func (a *attempt[Tx]) auditGroup(ctx context.Context, g *provider.TaskGroup) error {
 	what := provider.WhatGroupDone
 	return a.append(ctx, Record{ID: g.ID + "/" + what, Kind: g.Kind, Group: g.ID, What: what})

@@ -24,7 +24,6 @@ type limit struct {
 	ended   bool
 }
 
-// newLimit returns a limit that has started.
 func newLimit(timeout time.Duration, cancel context.CancelCauseFunc) *limit {
 	l := &limit{timeout: timeout, cancel: cancel, stuck: make(chan struct{}), handler: true, due: now().Add(timeout)}
 	l.timer = time.AfterFunc(timeout, l.end)
@@ -47,7 +46,6 @@ func (l *limit) end() {
 	time.AfterFunc(grace, l.abandon)
 }
 
-// abandon ends the wait for the handler.
 func (l *limit) abandon() { l.once.Do(func() { close(l.stuck) }) }
 
 // start gives the handler the whole timeout from now on.

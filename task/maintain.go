@@ -101,7 +101,6 @@ type suspects struct {
 // long, in timeouts of a step.
 const suspectRest = 10
 
-// suspectFound records that a suspect task is due.
 func (e *engine[Tx]) suspectFound() {
 	e.mu.Lock()
 	if s, at := &e.suspect, now(); !s.waits && !at.Before(s.rest) {

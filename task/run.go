@@ -34,7 +34,6 @@ type Run[Tx any] struct {
 	undos  []undo
 }
 
-// undo undoes a step.
 type undo struct {
 	step string
 	fn   func(ctx context.Context) error
@@ -304,7 +303,6 @@ func (r *Run[Tx]) next(name string) (provider.Slot, error) {
 	return slot, nil
 }
 
-// unasked returns an error if a recorded step was not asked for.
 func (r *Run[Tx]) unasked() error {
 	if name := r.first(func(name string, s provider.Slot) bool { return s.Call > 0 && !r.asked[name] }); name != "" {
 		return fmt.Errorf("step %q has run, and the handler does not ask for it: %w", name, ErrChanged)
@@ -322,7 +320,6 @@ func (r *Run[Tx]) first(is func(name string, s provider.Slot) bool) (first strin
 	return first
 }
 
-// begins returns an error if no new step may begin.
 func (r *Run[Tx]) begins(ctx context.Context) error {
 	switch {
 	case r.task.Undo:
@@ -342,7 +339,6 @@ func (r *Run[Tx]) begins(ctx context.Context) error {
 	return nil
 }
 
-// recorded decodes the result of a step.
 func (r *Run[Tx]) recorded(name string, s provider.Slot, into any) error {
 	if s.By != "" || s.Timeout {
 		return r.halt(fmt.Errorf("step %q was answered, like a wait: %w", name, ErrMisuse))

@@ -137,7 +137,6 @@ type engine[Tx any] struct {
 	loops   pulse.Loops
 }
 
-// held is a task that this worker has claimed.
 type held struct {
 	task     Task // as it was claimed
 	lose     context.CancelCauseFunc
@@ -154,7 +153,6 @@ type held struct {
 // skip rows that are locked.
 func (h *held) renewed(began time.Time) { h.until.Store(began.Add(h.lease).UnixNano()) }
 
-// isOver reports whether the lease may have ended.
 func (h *held) isOver() bool { return now().UnixNano() >= h.until.Load() }
 
 // start prepares a run or a call of RunOnce. stop ends it, and interrupt ends the contexts of the
@@ -326,7 +324,6 @@ func (e *engine[Tx]) loop(ctx context.Context, handlers *sync.WaitGroup) {
 	}
 }
 
-// running returns the number of tasks that this worker has claimed.
 func (e *engine[Tx]) running() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -361,7 +358,6 @@ func (e *engine[Tx]) recording(h *held, is bool) {
 // its tasks would be unknown otherwise.
 const claimLimit = 30 * time.Second
 
-// claim claims tasks, and holds them.
 func (e *engine[Tx]) claim(ctx context.Context, limit int, alone bool) ([]*held, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
@@ -398,7 +394,6 @@ func (e *engine[Tx]) query(alone bool) provider.TaskQuery {
 	return provider.TaskQuery{Kinds: slices.Concat(e.names, e.unknown), Attempts: e.cfg.Backoff.Attempts, Alone: alone}
 }
 
-// letGo ends the handling of a task.
 func (e *engine[Tx]) letGo(h *held) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -412,7 +407,6 @@ func (e *engine[Tx]) letGo(h *held) {
 	close(h.done)
 }
 
-// replied records that the store has replied.
 func (e *engine[Tx]) replied(err error) {
 	if err == nil {
 		e.reached.Store(now().UnixNano())

@@ -114,7 +114,6 @@ const (
 	end                     // the owner decides
 )
 
-// judge decides what follows the end of a unit.
 func judge(f failure) verdict {
 	class, code := provider.ClassOf(f.err), provider.CodeOf(f.err)
 	switch {
@@ -140,7 +139,6 @@ func isOnly(err error) bool {
 	return ok && e.Others
 }
 
-// running is a call of Apply.
 type running struct {
 	owner   Owner
 	culprit *model.Message // that made the last unit fail
@@ -203,7 +201,6 @@ func (a *Applier) finishOthers(ctx context.Context, o Owner, d *unit.Done, faile
 // applies the last events before the projector goes live.
 const closingPause = 10 * time.Millisecond
 
-// grow sets the size of the next unit, given how long the last one took.
 func (a *Applier) grow(took time.Duration, alone bool) {
 	switch {
 	case alone:
@@ -268,7 +265,6 @@ func (a *Applier) Finish(d *unit.Done) {
 	}
 }
 
-// reportParked reports a message that was set aside.
 func (a *Applier) reportParked(m *model.Message, row *provider.Aside) {
 	h, p := a.Worker.Host, &row.Parked
 	if h.Observer.Parked != nil {

@@ -35,7 +35,6 @@ const (
 	brakeMax = 30 * time.Second
 )
 
-// count counts the failure of a message.
 func (b *brake) count(a *model.Aside, applied int64) {
 	if provider.ClassOf(a.Cause) != provider.ClassUnknown {
 		return

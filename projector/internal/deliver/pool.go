@@ -38,7 +38,6 @@ func (p *Pool) Start(ctx, hard context.Context, all *sync.WaitGroup) {
 	}
 }
 
-// worker returns the worker of a lane.
 func (p *Pool) worker(lane provider.Lane) *Worker {
 	return p.workers[(int(lane[0])<<8|int(lane[1]))%len(p.workers)]
 }

@@ -85,7 +85,6 @@ func (w *Worker) collect(m *model.Message) []*model.Message {
 // endedPause is the shortest pause of a delivery whose generation is no longer fed, until this program knows another one.
 const endedPause = 10 * time.Millisecond
 
-// deliver applies deliveries.
 func (w *Worker) deliver(ctx, hard context.Context, msgs []*model.Message) {
 	for pause := endedPause; len(msgs) > 0 && ctx.Err() == nil; {
 		rest, err := w.Applier.Apply(ctx, hard, msgs, w)

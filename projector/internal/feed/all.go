@@ -168,7 +168,6 @@ func (a *All) look(ctx, hard context.Context) (pause time.Duration, err error) {
 	return pause, nil
 }
 
-// feeding returns the crews of all generations that this runner feeds.
 func (a *All) feeding() (all []*crew) {
 	for _, f := range a.Feeders {
 		all = append(all, f.feeding()...)

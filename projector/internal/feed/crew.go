@@ -38,7 +38,6 @@ type crew struct {
 	stop     func()        // returns when its goroutines have ended
 }
 
-// newCrew returns a crew of a generation.
 func (f *Feeder) newCrew(g *generation.Row) *crew {
 	h, p := f.Host, f.Projector
 	c := &crew{feeder: f, resplit: pauses.NewSignal(), assigned: pauses.NewSignal()}
@@ -141,7 +140,6 @@ func (c *crew) read(ctx, hard context.Context) {
 	}
 }
 
-// role returns how a reader follows the log.
 func (c *crew) role(r *follow.Reader, g *generation.Row) follow.Role {
 	switch {
 	case r.Segment > 0, g.IsLive() && c.feeder.Projector.Rules.OnlyLog:

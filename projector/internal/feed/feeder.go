@@ -59,7 +59,6 @@ func (f *Feeder) Pool() *deliver.Pool { return f.main.pool }
 // Start starts who applies deliveries, and the events of their generation.
 func (f *Feeder) Start(ctx, hard context.Context, all *sync.WaitGroup) { f.main.start(ctx, hard, all) }
 
-// feeding returns the crews of all generations that are fed.
 func (f *Feeder) feeding() (all []*crew) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -187,7 +186,6 @@ func (f *Feeder) look(ctx, hard context.Context, all []*generation.Row) (changed
 	return false, nil
 }
 
-// feedMain makes deliveries go to a generation.
 func (f *Feeder) feedMain(ctx context.Context, was, main *generation.Row) error {
 	other := was.Build != main.Build && f.main.post != nil
 	if other && main.Generation > 0 {

@@ -30,7 +30,6 @@ type sharing struct {
 	readers   sync.WaitGroup
 }
 
-// share is a segment that this runner reads.
 type share struct {
 	stop  context.CancelFunc
 	stops bool // stop was called
@@ -43,7 +42,6 @@ const (
 	runnerLease = "runner/"             // in the names of leases that announce runners
 )
 
-// share takes segments until ctx ends.
 func (c *crew) share(ctx, hard context.Context) {
 	s := &sharing{crew: c, mine: map[int]*share{}, ended: make(chan int, MaxSegments), token: claim.NewToken()}
 	defer s.leave(ctx)
@@ -62,7 +60,6 @@ func (c *crew) share(ctx, hard context.Context) {
 	}
 }
 
-// leave stops all readers, and ends the announcement.
 func (s *sharing) leave(ctx context.Context) {
 	for _, one := range s.mine {
 		one.stop()

@@ -246,7 +246,6 @@ const (
 	reasonNoEntry       = "no_entry"       // no route, or published and deleted
 )
 
-// reasons returns for each event why it was not delivered.
 func (o *Missed) reasons(ctx context.Context, missed []*model.Message) []string {
 	reasons := make([]string, len(missed))
 	entries, _ := o.Host.Log.(interface {

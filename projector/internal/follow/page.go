@@ -110,14 +110,12 @@ type ahead struct {
 	err   error
 }
 
-// wait waits for the page that is read ahead.
 func (c *cursor) wait() {
 	if c.next != nil {
 		<-c.next.read
 	}
 }
 
-// back begins to read behind a position again.
 func (c *cursor) back(to int64) {
 	c.wait()
 	c.next, c.read, c.atHead = nil, to, false
@@ -216,7 +214,6 @@ func (o *own) taken(msgs []*model.Message) []*model.Message {
 	})
 }
 
-// lateOf returns the handlers that begin behind the place of a checkpoint.
 func lateOf(c *provider.Checkpoint) (late []provider.Began) {
 	for _, b := range c.Handlers {
 		if b.Position > c.Place.Position {
@@ -249,7 +246,6 @@ func (r *Reader) check(ctx context.Context, page *provider.LogPage) error {
 // verify is verifyLog for the checkpoint of the reader.
 func (r *Reader) verify(ctx context.Context) error { return r.verifyLog(ctx, r.Build, r.at) }
 
-// checkedPage reads a page, and checks it.
 func (r *Reader) checkedPage(ctx context.Context, q provider.LogQuery) (provider.LogPage, error) {
 	page, err := r.Host.Page(ctx, q)
 	if err == nil {
@@ -352,7 +348,6 @@ func (r *Reader) isToAdvance(end provider.LogPlace) bool {
 	return true
 }
 
-// advance moves the checkpoint without applying anything.
 func (r *Reader) advance(hard context.Context, to provider.LogPlace) error {
 	ctx, cancel := r.Host.Limited(hard)
 	defer cancel()

@@ -172,7 +172,6 @@ func (p *Post) attachSegment(ctx context.Context, g *generation.Row) (*Reader, e
 	return r, r.checkServing(ctx, g)
 }
 
-// furthest returns the highest position of the checkpoint and its segments.
 func furthest(c *provider.Checkpoint) int64 {
 	position := c.Place.Position
 	for _, s := range c.Segments {

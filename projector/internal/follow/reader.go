@@ -155,7 +155,6 @@ func (r *Reader) Complete(ctx, hard context.Context, g *generation.Row, events [
 	return o.aside, nil
 }
 
-// taken returns the messages of the events that the projector takes.
 func (r *Reader) taken(events []eventstore.Raw) []*model.Message {
 	return r.Projector.Taken(events, r.Host.LogID.Load().String())
 }

@@ -245,7 +245,6 @@ func (r *Reader) eachLost(ctx context.Context, s provider.Restorer, f func([]eve
 	return nil
 }
 
-// eventsOf returns the events with these ids, as far as the log has them.
 func (r *Reader) eventsOf(ctx context.Context, ids []string) (events []eventstore.Raw, err error) {
 	limited, cancel := r.Host.Limited(ctx)
 	defer cancel()

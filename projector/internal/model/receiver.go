@@ -207,7 +207,6 @@ func (d *Received) reject() {
 	}
 }
 
-// wasRejected reports whether a message was rejected when it was parked.
 func (d *Received) wasRejected() bool {
 	_, rejected := d.Msg.Metadata[headerUnknown]
 	return rejected

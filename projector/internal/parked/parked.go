@@ -31,7 +31,6 @@ type Hands struct {
 	Turn    *sent.Turn
 }
 
-// replaying is the owner of parked messages.
 type replaying struct {
 	*unit.Worker
 	g        *generation.Row
@@ -99,7 +98,6 @@ func (p *Parked) apply(ctx, hard context.Context, by Hands, g *generation.Row, w
 	return o.progress
 }
 
-// can reports whether parked messages can be applied now.
 func (p *Parked) can(ctx context.Context, b provider.Build) bool {
 	s, ok := p.Host.Store.(provider.Restorer)
 	if !ok {

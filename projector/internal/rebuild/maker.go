@@ -102,7 +102,6 @@ func failed(what string, err error) string {
 	return fmt.Sprintf("%s failed (%s %s): the log has its text with RunnerConfig.LogErrors", what, provider.ClassOf(err), provider.CodeOf(err))
 }
 
-// refuse retires a request.
 func (m *Maker) refuse(ctx context.Context, g *generation.Row, why string) error {
 	ctx, cancel := m.Host.Limited(ctx)
 	defer cancel()

@@ -96,7 +96,6 @@ func (p *pace) Cut(ctx context.Context, g *generation.Row, page *provider.LogPag
 	return nil
 }
 
-// look reads the place of the live generation.
 func (p *pace) look(ctx context.Context, g *generation.Row, now time.Time) error {
 	h := p.reader.Host
 	c, err := h.Store.Checkpoint(ctx, provider.Build{Projector: g.Projector})

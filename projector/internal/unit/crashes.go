@@ -57,7 +57,6 @@ func (c *Crashes) suspects(u *Unit) bool {
 	})
 }
 
-// record records in the store which messages a worker is about to run.
 func (c *Crashes) record(ctx context.Context, number int, u *Unit) error {
 	ctx, cancel := c.Host.Limited(ctx)
 	defer cancel()

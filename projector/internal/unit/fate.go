@@ -36,7 +36,6 @@ type fates struct {
 	stopped map[provider.Lane]bool // lanes in which this unit has set a message aside
 }
 
-// of returns the fate of message i.
 func (f *fates) of(i int, m *model.Message) Fate {
 	reports := func(all []bool) bool { return all != nil && all[i] }
 	switch {
@@ -62,7 +61,6 @@ func (f *fates) of(i int, m *model.Message) Fate {
 	return Run
 }
 
-// stop makes later messages of a lane wait.
 func (f *fates) stop(lane provider.Lane) {
 	if f.stopped == nil {
 		f.stopped = map[provider.Lane]bool{}

@@ -57,7 +57,6 @@ func (a *attempt) handle(ctx context.Context, call model.Call, found provider.Fo
 	return c, nil
 }
 
-// setup runs the handler without events.
 func (a *attempt) setup(ctx context.Context, call model.Call) error {
 	if a.unit.Setup == "" {
 		return nil
@@ -100,7 +99,6 @@ func (a *attempt) pass(i int, m *model.Message, fate Fate, fresh []bool, stopped
 	return a.done.Rows[i]
 }
 
-// row returns the row of a message that is set aside.
 func (a *attempt) row(i int, m *model.Message, fate Fate, fresh []bool) *provider.Aside {
 	class, code := provider.ClassHeld, ""
 	switch {
@@ -286,7 +284,6 @@ func (a *attempt) flushBefore(ctx context.Context, call model.Call, i int, m *mo
 	return nil
 }
 
-// collect adds the event of message i to the batch of its handler j.
 func (a *attempt) collect(ctx context.Context, i int, m *model.Message, j int, take model.Take) error {
 	var e any
 	failed, err := a.decoding(ctx, i, &m.Handlers[j], func() (err error) { e, err = take(a.Projector.Types, m); return err })
