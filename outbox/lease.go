@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/kinora-go/kinora/internal/errclass"
@@ -42,25 +43,23 @@ func (l *lease) renew(ask func() bool) {
 // heartbeat renews the claims of entries that are not marked yet, three times per lease, until
 // stop is called.
 func (b *batch) heartbeat() (stop func()) {
-	done, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
+	ctx, cancel := context.WithCancel(b.lease)
+	var renewing sync.WaitGroup
+	renewing.Go(func() {
 		tick := time.NewTicker(b.cfg.Lease / 3)
 		defer tick.Stop()
 		for {
 			select {
 			case <-tick.C:
 				b.lease.renew(b.renewClaims)
-			case <-done:
-				return
-			case <-b.lease.Done():
+			case <-ctx.Done():
 				return
 			}
 		}
-	}()
+	})
 	return func() {
-		close(done)
-		<-ended
+		cancel()
+		renewing.Wait()
 	}
 }
 

@@ -285,7 +285,7 @@ func (b *batch) publishCall(call []*item) error {
 		messages[i] = ToWatermill(*it.Entry)
 	}
 	report, ended := b.cfg.Observer.Published, func(error) {}
-	begin := b.begin(report != nil)
+	begin := clock()
 	if b.cfg.Observer.Publishing != nil {
 		if end := b.cfg.Observer.Publishing(call[0].Topic, messages); end != nil {
 			ended = end
@@ -298,7 +298,7 @@ func (b *batch) publishCall(call []*item) error {
 	b.pulse.Within(clock(), storeLimit)
 	ended(err)
 	if report != nil {
-		report(call[0].Topic, len(call), b.since(begin), err)
+		report(call[0].Topic, len(call), clock().Sub(begin), err)
 	}
 	return err
 }
@@ -419,10 +419,10 @@ func (b *batch) markOnce(marks []Mark) ([]int64, error) {
 	ctx, cancel := context.WithTimeout(b.hard, storeLimit)
 	defer cancel()
 	report := b.cfg.Observer.Marked
-	begin := b.begin(report != nil)
+	begin := clock()
 	late, err := b.store.MarkEntries(ctx, marks)
 	if report != nil {
-		report(marks, len(late), b.since(begin), err)
+		report(marks, len(late), clock().Sub(begin), err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("mark: %w", err)

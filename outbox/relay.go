@@ -276,24 +276,14 @@ func (r *Relay) claim(ctx, hard context.Context, q provider.EntryQuery, limit in
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(r.cfg.Drain/2, cancel) })()
 	report := r.cfg.Observer.Claimed
-	begin := r.begin(report != nil)
+	begin := clock()
 	terms := claim.Terms{Holder: r.cfg.Holder, Lease: r.cfg.Lease, Limit: limit}
 	entries, err := provider.ClaimEntries(limited, r.store, q, terms)
 	if report != nil {
-		report(entries, r.since(begin), err)
+		report(entries, clock().Sub(begin), err)
 	}
 	return entries, err
 }
 
 // clock schedules scans and measures durations, as this process sees them.
 func clock() time.Time { return time.Now() } //nolint:forbidigo // not compared with the store's times
-
-func (r *Relay) since(begin time.Time) time.Duration { return clock().Sub(begin) }
-
-// begin returns the time if the call is observed, else the zero time.
-func (r *Relay) begin(observed bool) (begin time.Time) {
-	if observed {
-		begin = clock()
-	}
-	return begin
-}

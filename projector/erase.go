@@ -21,7 +21,7 @@ func erased[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx]) *model
 	one := &model.Projector{
 		Name: p.name, Version: max(p.opts.Version, 1), Types: p.types, ByType: p.takers(), Batches: map[string]model.Take{}, Rules: rules,
 		Tables: p.opts.Tables, Keeps: keeps, Marks: p.opts.Markers && keeps.Markers,
-		Creates: p.setupOf(model.Created) != nil, Resets: p.setupOf(model.Reset) != nil,
+		Creates: p.hasSetup(model.Created), Resets: p.hasSetup(model.Reset),
 	}
 	if keeps.Markers {
 		one.Marked = p.Handlers()

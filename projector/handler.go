@@ -173,7 +173,7 @@ func setup[Tx any](name string, fn func(context.Context, Tx) error) Handler[Tx] 
 func (p *Projector[Tx]) Create(ctx context.Context, db provider.Units[Tx], cfg *RunnerConfig) (err error) {
 	defer check.Wrap(&err, "create the tables of %s", p.name)
 	r, err := newRunner(db, Source{}, orZero(cfg), p)
-	if err == nil && p.setupOf(model.Created) == nil {
+	if err == nil && !p.hasSetup(model.Created) {
 		err = fmt.Errorf("%w: it has no OnCreate", ErrInput)
 	}
 	for tries := 1; err == nil; tries++ {

@@ -62,14 +62,9 @@ func (p *Projector[Tx]) takers() map[string][]provider.Handler {
 	return byType
 }
 
-// setupOf returns the handler of OnCreate or OnReset, or nil.
-func (p *Projector[Tx]) setupOf(name string) *Handler[Tx] {
-	for i := range p.handlers {
-		if h := &p.handlers[i]; h.setup && h.name == name {
-			return h
-		}
-	}
-	return nil
+// hasSetup reports whether p has a handler of OnCreate or OnReset.
+func (p *Projector[Tx]) hasSetup(name string) bool {
+	return slices.ContainsFunc(p.handlers, func(h Handler[Tx]) bool { return h.setup && h.name == name })
 }
 
 // full returns a handler with its full names, as markers have them.

@@ -169,7 +169,7 @@ const rebuildLook = 100 * time.Millisecond
 // store.
 func (p *Projector[Tx]) checkRebuild(keeps provider.Keeps) error {
 	err := provider.CheckTables(p.opts.Tables...)
-	how, creates, resets := p.opts.RebuildOnChange, p.setupOf(model.Created) != nil, p.setupOf(model.Reset) != nil
+	how, creates, resets := p.opts.RebuildOnChange, p.hasSetup(model.Created), p.hasSetup(model.Reset)
 	if creates && err == nil {
 		err = model.CheckSuffixed(p.opts.Tables...)
 	}
@@ -243,11 +243,8 @@ func (r *Runner) plan(ctx context.Context, how RebuildHow) (*Plan, error) {
 		plan.Reset = p.TablesOf(live.Suffix)
 	}
 	q := ParkedFilter{Projector: p.Name, Generation: live.Generation, Limit: 1000}
-	for parked, err := r.host.Store.Parked(ctx, q); len(parked) > 0 || err != nil; parked, err = r.host.Store.Parked(ctx, q) {
-		if err != nil {
-			return nil, err
-		}
-		plan.Parked, q.After = plan.Parked+len(parked), parked[len(parked)-1].Seq
+	if err := model.EachParked(ctx, r.host.Store, q, func(provider.Parked) { plan.Parked++ }); err != nil {
+		return nil, err
 	}
 	next := generation.Next(all, generation.Order{})
 	next.State, next.Suffix = provider.GenerationBuilding, live.Suffix

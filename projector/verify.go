@@ -128,10 +128,11 @@ func (r *Runner) fill(ctx context.Context, f *feed.Feeder, progress func(applied
 // compare compares the tables of the scratch generation with the live ones, and repairs these.
 func (r *Runner) compare(ctx context.Context, f *feed.Feeder, v Verification) (*Verified, error) {
 	g := f.Current()
-	reader, err := f.Open(ctx, g)
+	at, err := r.host.Store.Checkpoint(ctx, g.Build)
 	if err != nil {
 		return nil, err
 	}
+	reader := f.Reader(g, at)
 	defer reader.Applier.Worker.Close()
 	switcher := &rebuild.Switcher{Reader: reader}
 	result := &Verified{}
@@ -140,7 +141,7 @@ func (r *Runner) compare(ctx context.Context, f *feed.Feeder, v Verification) (*
 	if result.Position, last, err = switcher.Compare(ctx, g, provider.Switch{Snapshot: true, Compare: &c}); err != nil {
 		return nil, err
 	}
-	result.Events = reader.Progress.Applied() + int64(last)
+	result.Events = reader.Progress.Applied + int64(last)
 	rows, err := r.host.Store.Parked(ctx, ParkedFilter{Projector: g.Projector, Generation: g.Generation, Limit: 1000})
 	if err != nil {
 		return nil, err

@@ -41,11 +41,6 @@ func (e *engine[Tx]) maintainOnce(ctx context.Context) {
 	}
 }
 
-// statement returns a context for a statement of maintenance.
-func (e *engine[Tx]) statement(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, claimLimit)
-}
-
 // findUnknown looks for tasks of its domains whose kinds it does not define. They are claimed, and
 // abandoned.
 func (e *engine[Tx]) findUnknown(ctx context.Context) {
@@ -57,7 +52,7 @@ func (e *engine[Tx]) findUnknown(ctx context.Context) {
 			continue
 		}
 		seen[domain] = true
-		limited, cancel := e.statement(ctx)
+		limited, cancel := context.WithTimeout(ctx, claimLimit)
 		stored, err := e.db.TaskKinds(limited, domain)
 		cancel()
 		if err != nil {
@@ -78,7 +73,7 @@ func (e *engine[Tx]) findUnknown(ctx context.Context) {
 // findSuspect looks for a suspect task. The loop claims it when no other task runs, and meanwhile
 // claims no others. After it, others have their turn, and then the loop looks for the next one.
 func (e *engine[Tx]) findSuspect(ctx context.Context) {
-	limited, cancel := e.statement(ctx)
+	limited, cancel := context.WithTimeout(ctx, claimLimit)
 	defer cancel()
 	found, err := e.db.TaskCandidates(limited, e.query(true), 1)
 	if err != nil {
@@ -144,7 +139,7 @@ func (e *engine[Tx]) requeueKnown(ctx context.Context) {
 		filters = append(filters, Filter{GroupKind: kind, Code: codeUnknownGroup, Status: []Status{Abandoned}})
 	}
 	for _, f := range filters {
-		limited, cancel := e.statement(ctx)
+		limited, cancel := context.WithTimeout(ctx, claimLimit)
 		n, err := inspector.RequeueTasks(limited, f, Decision{By: e.cfg.Holder, Reason: "the kind is defined now"})
 		cancel()
 		if err != nil {
@@ -163,7 +158,7 @@ func (e *engine[Tx]) deleteOld(ctx context.Context) {
 	leases, _ := e.db.(provider.Leases)
 	turn := sweep.Turn{Leases: leases, Name: "prune-tasks", Holder: e.cfg.Holder, Clock: now}
 	err := sweep.Run(ctx, turn, func(ctx context.Context) (more bool, err error) {
-		limited, cancel := e.statement(ctx)
+		limited, cancel := context.WithTimeout(ctx, claimLimit)
 		defer cancel()
 		n, err := e.db.DeleteTasks(limited, e.cfg.Keep, deleteBatch)
 		if n > 0 && e.cfg.Observer.Deleted != nil {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/projector/internal/model"
+	"github.com/kinora-go/kinora/projector/internal/sent"
 	"github.com/kinora-go/kinora/projector/internal/unit"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -18,6 +19,7 @@ import (
 type Applier struct {
 	Worker *unit.Worker
 	Brakes *Brakes
+	Turn   *sent.Turn
 	Batch  int // the most messages of a unit
 	size   int // the most messages of the next unit; 0: Batch
 	brake  brake

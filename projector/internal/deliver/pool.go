@@ -4,9 +4,11 @@ package deliver
 import (
 	"cmp"
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 
+	"github.com/kinora-go/kinora/projector/internal/apply"
 	"github.com/kinora-go/kinora/projector/internal/follow"
 	"github.com/kinora-go/kinora/projector/internal/generation"
 	"github.com/kinora-go/kinora/projector/internal/model"
@@ -25,9 +27,9 @@ type Pool struct {
 }
 
 // Add adds a worker.
-func (p *Pool) Add(by parked.Hands) {
+func (p *Pool) Add(by *apply.Applier) {
 	p.workers = append(p.workers, &Worker{
-		Hands: by, pool: p, in: make(chan *model.Message, by.Applier.Batch), due: make(chan []*model.Message, 1), seen: map[string]int{},
+		Applier: by, pool: p, in: make(chan *model.Message, by.Batch), due: make(chan []*model.Message, 1), seen: map[string]int{},
 	})
 }
 
@@ -44,12 +46,7 @@ func (p *Pool) worker(lane provider.Lane) *Worker {
 
 // IsBusy reports whether a worker applies parked messages.
 func (p *Pool) IsBusy() bool {
-	for _, w := range p.workers {
-		if w.busy.Load() {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(p.workers, func(w *Worker) bool { return w.busy.Load() })
 }
 
 // GiveDue gives due messages to the workers that have none.

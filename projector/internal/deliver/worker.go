@@ -13,19 +13,18 @@ import (
 	"github.com/kinora-go/kinora/projector/internal/apply"
 	"github.com/kinora-go/kinora/projector/internal/follow"
 	"github.com/kinora-go/kinora/projector/internal/model"
-	"github.com/kinora-go/kinora/projector/internal/parked"
 	"github.com/kinora-go/kinora/projector/internal/unit"
 	"github.com/kinora-go/kinora/provider"
 )
 
 // Worker applies the messages of some lanes.
 type Worker struct {
-	parked.Hands
-	pool *Pool
-	in   chan *model.Message   // deliveries, at most those of the next unit
-	due  chan []*model.Message // parked messages that are due
-	busy atomic.Bool           // it has due messages
-	seen map[string]int        // used by collect
+	Applier *apply.Applier
+	pool    *Pool
+	in      chan *model.Message   // deliveries, at most those of the next unit
+	due     chan []*model.Message // parked messages that are due
+	busy    atomic.Bool           // it has due messages
+	seen    map[string]int        // used by collect
 }
 
 // run applies messages until ctx ends. Messages that are not applied by then are not acked, so
@@ -37,7 +36,7 @@ func (w *Worker) run(ctx, hard context.Context) {
 		select {
 		case <-ctx.Done():
 		case msgs := <-w.due:
-			if w.pool.Parked.Replay(ctx, hard, w.Hands, w.pool.Current.Load(), msgs) {
+			if w.pool.Parked.Replay(ctx, hard, w.Applier, w.pool.Current.Load(), msgs) {
 				w.pool.Host.Scan.Send() // for the messages behind them
 			}
 			w.busy.Store(false)
@@ -127,7 +126,7 @@ func (w *Worker) Committed(ctx context.Context, d *unit.Done) error {
 
 // Waiting implements apply.Owner.
 func (w *Worker) Waiting(ctx, hard context.Context, lanes []provider.Lane) {
-	w.pool.Parked.CatchUp(ctx, hard, w.Hands, w.pool.Current.Load(), lanes)
+	w.pool.Parked.CatchUp(ctx, hard, w.Applier, w.pool.Current.Load(), lanes)
 }
 
 // locate sets the positions of deliveries. With Options.Ordered it adds the earlier events of their streams that are
@@ -185,7 +184,7 @@ func (w *Worker) earlier(ctx context.Context, msgs []*model.Message) ([]*model.M
 		return nil, err
 	}
 	all := p.Taken(missing, h.LogID.Load().String())
-	return all, w.Turn.Asker.Ask(ctx, g, nil, all)
+	return all, w.Applier.Turn.Asker.Ask(ctx, g, nil, all)
 }
 
 // Several programs may share a subscription, and only some of them feed the live generation. A

@@ -43,10 +43,10 @@ func (f *Feeder) newCrew(g *generation.Row) *crew {
 	c := &crew{feeder: f, resplit: pauses.NewSignal(), assigned: pauses.NewSignal()}
 	c.current.Store(g)
 	c.asker = &sent.Asker{Host: h, Projector: p}
-	c.parked = &parked.Parked{Host: h, Projector: p, Sent: c.asker, Receiver: f.Receiver}
+	c.parked = &parked.Parked{Host: h, Projector: p, Receiver: f.Receiver}
 	c.pool = &deliver.Pool{Host: h, Projector: p, Current: &c.current, Parked: c.parked, Missed: f.Missed}
 	for range h.Concurrency {
-		c.pool.Add(c.hands(cmp.Or(h.Batch, model.DeliveryBatch), &c.group, c.asker))
+		c.pool.Add(c.applier(cmp.Or(h.Batch, model.DeliveryBatch), &c.group, c.asker))
 	}
 	if p.Logged {
 		c.post = c.newPost(0)
@@ -54,13 +54,13 @@ func (f *Feeder) newCrew(g *generation.Row) *crew {
 	return c
 }
 
-// hands returns who applies messages, at most a number of them in a unit.
-func (c *crew) hands(batch int, group *unit.Group, asker *sent.Asker) parked.Hands {
+// applier returns who applies messages, at most a number of them in a unit.
+func (c *crew) applier(batch int, group *unit.Group, asker *sent.Asker) *apply.Applier {
 	f := c.feeder
 	w := &unit.Worker{
 		Host: f.Host, Projector: f.Projector, Number: int(f.Host.Workers.Add(1)) - 1, Group: group, Crashes: f.Crashes,
 	}
-	return parked.Hands{Applier: &apply.Applier{Worker: w, Brakes: f.Brakes, Batch: batch}, Turn: &sent.Turn{Asker: asker}}
+	return &apply.Applier{Worker: w, Brakes: f.Brakes, Turn: &sent.Turn{Asker: asker}, Batch: batch}
 }
 
 // newPost returns the post of the checkpoint, or of a segment. Failures of one segment say nothing about the others.
@@ -69,10 +69,10 @@ func (c *crew) newPost(segment int) *follow.Post {
 	if segment > 0 {
 		group, asker = &unit.Group{}, &sent.Asker{Host: f.Host, Projector: f.Projector}
 	}
-	by := c.hands(cmp.Or(f.Host.Batch, model.LogBatch), group, asker)
 	return &follow.Post{
-		Host: f.Host, Projector: f.Projector, Handlers: f.handlers, Current: &c.current, Applier: by.Applier, Turn: by.Turn,
-		Parked: c.parked, Missed: f.Missed, Resplit: c.resplit, Segment: segment, Token: claim.NewToken(), Pace: rebuild.Pace,
+		Host: f.Host, Projector: f.Projector, Handlers: f.handlers, Current: &c.current,
+		Applier: c.applier(cmp.Or(f.Host.Batch, model.LogBatch), group, asker),
+		Parked:  c.parked, Missed: f.Missed, Resplit: c.resplit, Segment: segment, Token: claim.NewToken(), Pace: rebuild.Pace,
 	}
 }
 
@@ -107,7 +107,7 @@ func (c *crew) read(ctx, hard context.Context) {
 			continue
 		}
 		had, err := h.Leases.While(ctx, c.post.Lease(g), c.post.Token, func(ctx context.Context) error {
-			return c.serve(ctx, hard, c.post, g)
+			return c.serve(ctx, hard, c.post, g, c.assigned)
 		})
 		if !had {
 			c.post.NotHeld()
@@ -151,8 +151,8 @@ func (c *crew) role(r *follow.Reader, g *generation.Row) follow.Role {
 }
 
 // serve reads until ctx ends, or an error. It returns ErrFenced if another reader has changed the checkpoint, and nil
-// if this program is to serve another generation now, or in another way.
-func (c *crew) serve(ctx, hard context.Context, p *follow.Post, g *generation.Row) error {
+// if this program is to serve another generation now, or in another way; assigned wakes it then.
+func (c *crew) serve(ctx, hard context.Context, p *follow.Post, g *generation.Row, assigned pauses.Signal) error {
 	defer p.Applier.Worker.Loop.Rest()
 	ctx, cancel := context.WithCancel(ctx)
 	r, err := p.Attach(ctx, g)
@@ -168,10 +168,7 @@ func (c *crew) serve(ctx, hard context.Context, p *follow.Post, g *generation.Ro
 	if err != nil {
 		return err
 	}
-	role, assigned := c.role(r, g), c.assigned
-	if p.Segment > 0 {
-		assigned = nil // it wakes the reader of the checkpoint
-	}
+	role := c.role(r, g)
 	for tries, pause := 0, readMin; ctx.Err() == nil; {
 		var appended <-chan struct{}
 		if w, ok := c.feeder.Host.Log.(provider.LogWaker); ok && r.At().Mode == provider.ModeCatchUp {

@@ -305,7 +305,7 @@ func (f *Feeder) reportIdle(why string, live *generation.Row) {
 
 // Worker returns a worker of units that belongs to none of the goroutines.
 func (f *Feeder) Worker() *unit.Worker {
-	return f.main.hands(model.MaxBatch, &f.main.group, f.main.asker).Applier.Worker
+	return f.main.applier(model.MaxBatch, &f.main.group, f.main.asker).Worker
 }
 
 // Parked returns the messages of rows of the projector.
@@ -316,15 +316,6 @@ func (f *Feeder) Parked(ctx context.Context, rows []provider.Parked) ([]*model.M
 // Beginning returns the place after which a generation begins: see follow.Post.
 func (f *Feeder) Beginning(ctx context.Context, source int) (provider.LogPlace, error) {
 	return f.main.post.Beginning(ctx, source)
-}
-
-// Open returns a reader of a generation at its checkpoint. It does not run, and has no lease.
-func (f *Feeder) Open(ctx context.Context, g *generation.Row) (*follow.Reader, error) {
-	c, err := f.Host.Store.Checkpoint(ctx, g.Build)
-	if err != nil {
-		return nil, err
-	}
-	return f.Reader(g, c), nil
 }
 
 // Reader returns a reader of a generation at a checkpoint. It does not run, and has no lease.

@@ -183,7 +183,7 @@ func (s *sharing) takeOne(ctx, hard context.Context, g *generation.Row, number i
 	s.readers.Go(func() {
 		defer stop()
 		defer p.Applier.Begin()()
-		err := h.Leases.Hold(work, p.Lease(g), p.Token, func(ctx context.Context) error { return s.serve(ctx, hard, p, g) })
+		err := h.Leases.Hold(work, p.Lease(g), p.Token, func(ctx context.Context) error { return s.serve(ctx, hard, p, g, nil) })
 		switch {
 		case err == nil, work.Err() != nil:
 		case errors.Is(err, provider.ErrFenced): // by a new split, for example

@@ -11,7 +11,6 @@ import (
 	"github.com/kinora-go/kinora/projector/internal/apply"
 	"github.com/kinora-go/kinora/projector/internal/generation"
 	"github.com/kinora-go/kinora/projector/internal/model"
-	"github.com/kinora-go/kinora/projector/internal/parked"
 	"github.com/kinora-go/kinora/projector/internal/unit"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -81,7 +80,7 @@ func (r *Reader) Page(ctx, hard context.Context, g *generation.Row) (Got, error)
 	}
 	got := Got{page, page.End.Position > r.cursor.read}
 	r.cursor.read, r.cursor.atHead = page.End.Position, !page.More && len(page.Waiting) == 0
-	r.Progress.applied += int64(len(msgs))
+	r.Progress.Applied += int64(len(msgs))
 	r.endRestored(wasRestored)
 	if got.Moved && page.More {
 		r.rest(ctx, g, len(msgs), r.Host.Clock().Sub(began))
@@ -232,7 +231,7 @@ func (r *Reader) check(ctx context.Context, page *provider.LogPage) error {
 	if page.Server == r.cursor.server {
 		return nil
 	}
-	if err := r.verify(ctx); err != nil {
+	if err := r.verifyLog(ctx, r.Build, r.at); err != nil {
 		return err
 	}
 	first := r.cursor.server == ""
@@ -242,9 +241,6 @@ func (r *Reader) check(ctx context.Context, page *provider.LogPage) error {
 	r.cursor.next, r.cursor.read, r.cursor.atHead = nil, r.at.Place.Position, false
 	return ErrServer
 }
-
-// verify is verifyLog for the checkpoint of the reader.
-func (r *Reader) verify(ctx context.Context) error { return r.verifyLog(ctx, r.Build, r.at) }
 
 func (r *Reader) checkedPage(ctx context.Context, q provider.LogQuery) (provider.LogPage, error) {
 	page, err := r.Host.Page(ctx, q)
@@ -261,7 +257,7 @@ func (r *Reader) Forget() { r.cursor.next = nil }
 // turn meanwhile, and asks again.
 func (r *Reader) apply(ctx, hard context.Context, g *generation.Row, msgs []*model.Message, o apply.Owner) error {
 	r.Applier.BackOff(ctx) // the messages before these may have been a page of their own
-	ask := func(ctx context.Context) error { return r.Turn.Asker.Ask(ctx, g, r.restore.skips, msgs) }
+	ask := func(ctx context.Context) error { return r.Applier.Turn.Asker.Ask(ctx, g, r.restore.skips, msgs) }
 	apply := func(ctx, hard context.Context) error {
 		_, err := r.Applier.Apply(ctx, hard, msgs, o)
 		return err
@@ -269,8 +265,8 @@ func (r *Reader) apply(ctx, hard context.Context, g *generation.Row, msgs []*mod
 	if err := ask(ctx); err != nil {
 		return err
 	}
-	if r.Turn.Needs(msgs) {
-		return r.Turn.Take(ctx, hard, ask, apply)
+	if r.Applier.Turn.Needs(msgs) {
+		return r.Applier.Turn.Take(ctx, hard, ask, apply)
 	}
 	return apply(ctx, hard)
 }
@@ -286,7 +282,7 @@ func (o owner) Unit(msgs []*model.Message) *unit.Unit { return o.r.Unit(o.g, msg
 
 // Waiting implements apply.Owner: it applies parked messages behind which events were just parked.
 func (o owner) Waiting(ctx, hard context.Context, lanes []provider.Lane) {
-	o.r.Parked.CatchUp(ctx, hard, parked.Hands{Applier: o.r.Applier, Turn: o.r.Turn}, o.g, lanes)
+	o.r.Parked.CatchUp(ctx, hard, o.r.Applier, o.g, lanes)
 }
 
 // Unit returns a unit of this reader.

@@ -17,7 +17,6 @@ import (
 	"github.com/kinora-go/kinora/projector/internal/generation"
 	"github.com/kinora-go/kinora/projector/internal/model"
 	"github.com/kinora-go/kinora/projector/internal/parked"
-	"github.com/kinora-go/kinora/projector/internal/sent"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -29,7 +28,6 @@ type Post struct {
 	Handlers  *Handlers
 	Current   *atomic.Pointer[generation.Row] // as this program knows it; it may become another generation
 	Applier   *apply.Applier
-	Turn      *sent.Turn
 	Parked    *parked.Parked
 	Missed    *Missed
 	Resplit   pauses.Signal // sent when the segments have changed
@@ -131,7 +129,7 @@ func (p *Post) mayRemove(removed []string) error {
 // Open returns a reader at a checkpoint, without a change of the store.
 func (p *Post) Open(g *generation.Row, c provider.Checkpoint) *Reader {
 	r := &Reader{Post: p, Build: g.Build, at: c, cursor: cursor{read: c.Place.Position, verified: p.Host.Clock()}}
-	r.Progress = &Progress{host: p.Host, projector: p.Projector, current: p.Current, applied: g.Applied, seen: map[version]bool{}}
+	r.Progress = &Progress{host: p.Host, projector: p.Projector, current: p.Current, Applied: g.Applied, seen: map[version]bool{}}
 	if p.Pace != nil && !g.IsLive() {
 		r.Pace = p.Pace(r)
 	}
@@ -166,7 +164,7 @@ func (p *Post) attachSegment(ctx context.Context, g *generation.Row) (*Reader, e
 	if was.Token != (claim.Token{}) && was.Token != p.Token { // that reader did not detach
 		r.suspects = model.MaxBatch
 	}
-	if err := r.verify(ctx); err != nil {
+	if err := r.verifyLog(ctx, r.Build, r.at); err != nil {
 		return r, err
 	}
 	return r, r.checkServing(ctx, g)

@@ -90,7 +90,7 @@ func (r *Reader) setMode(ctx context.Context, mode provider.Mode) error {
 // more says whether the next call can follow at once.
 func (r *Reader) Ready(ctx, hard context.Context, g *generation.Row) (ready, more bool, err error) {
 	if now := r.Host.Clock(); now.Sub(r.cursor.verified) > r.Host.Lease/3 {
-		if err := r.verify(ctx); err != nil {
+		if err := r.verifyLog(ctx, r.Build, r.at); err != nil {
 			return false, false, err
 		}
 		if err := r.checkModel(ctx, g); err != nil {
@@ -150,7 +150,7 @@ func (r *Reader) Complete(ctx, hard context.Context, g *generation.Row, events [
 		if err := cmp.Or(r.apply(ctx, hard, g, msgs, o), ctx.Err()); err != nil {
 			return o.aside, err
 		}
-		r.Progress.applied += int64(len(msgs))
+		r.Progress.Applied += int64(len(msgs))
 	}
 	return o.aside, nil
 }
@@ -162,7 +162,7 @@ func (r *Reader) taken(events []eventstore.Raw) []*model.Message {
 // Accept returns the messages of events, after asking which of them another generation has applied.
 func (r *Reader) Accept(ctx context.Context, g *generation.Row, events []eventstore.Raw) ([]*model.Message, error) {
 	msgs := r.taken(events)
-	return msgs, r.Turn.Asker.Ask(ctx, g, r.restore.skips, msgs)
+	return msgs, r.Applier.Turn.Asker.Ask(ctx, g, r.restore.skips, msgs)
 }
 
 // Unapplied returns the events that are not applied.
@@ -214,8 +214,8 @@ type Progress struct {
 	host      *model.Host
 	projector *model.Projector
 	current   *atomic.Pointer[generation.Row]
-	applied   int64     // events since the build began
-	chases    bool      // it has applied the events that existed when the build began
+	Applied   int64     // events since the build began
+	Chases    bool      // it has applied the events that existed when the build began
 	recorded  time.Time // when it was stored last
 	seen      map[version]bool
 	unseen    []version // not stored yet
@@ -226,12 +226,6 @@ type version struct {
 	eventType string
 	schema    int
 }
-
-// Applied returns the number of events that were applied since the build began.
-func (p *Progress) Applied() int64 { return p.applied }
-
-// Chases reports whether the events are applied that existed when the build began.
-func (p *Progress) Chases() bool { return p.chases }
 
 // Saw notes the schema versions of events.
 func (p *Progress) Saw(g *generation.Row, events []eventstore.Raw) {
@@ -263,20 +257,20 @@ func (p *Progress) Record(ctx context.Context, r *Reader, g *generation.Row) err
 	change := p.addSeen
 	if r.Segment == 0 {
 		total := g.Total
-		if p.applied >= total && g.How != 0 && !g.Done {
+		if p.Applied >= total && g.How != 0 && !g.Done {
 			left, err := Count(ctx, p.host.Log, p.projector.Rules.Filter.Types, r.at.Place.Position, math.MaxInt64)
 			if err != nil {
 				return err
 			}
-			p.chases, total = total > 0, p.applied+left
+			p.Chases, total = total > 0, p.Applied+left
 		}
 		perSecond := g.PerSecond
-		if took := now.Sub(p.recorded); !p.recorded.IsZero() && p.applied > g.Applied {
-			perSecond = float64(p.applied-g.Applied) / took.Seconds()
+		if took := now.Sub(p.recorded); !p.recorded.IsZero() && p.Applied > g.Applied {
+			perSecond = float64(p.Applied-g.Applied) / took.Seconds()
 		}
 		change = func(g *generation.Row) {
 			g.Beat++
-			g.Total, g.PerSecond, g.Applied = total, perSecond, p.applied
+			g.Total, g.PerSecond, g.Applied = total, perSecond, p.Applied
 			p.addSeen(g)
 		}
 	}
@@ -307,7 +301,7 @@ func (p *Progress) CaughtUp(ctx context.Context, g *generation.Row) (now *genera
 	if g.Done || g.Source == 0 && g.IsLive() {
 		return g, true, nil
 	}
-	return p.Change(ctx, g, func(g *generation.Row) { g.Done, g.Applied = true, p.applied })
+	return p.Change(ctx, g, func(g *generation.Row) { g.Done, g.Applied = true, p.Applied })
 }
 
 // Change stores a change of the generation that the reader serves, and returns the generation as it is then. If another

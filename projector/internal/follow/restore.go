@@ -53,16 +53,9 @@ func (r *Reader) beginRestored(ctx context.Context, g *generation.Row) (lost int
 func Skipped(ctx context.Context, s provider.Parking, g *generation.Row) ([]string, error) {
 	ids := slices.Clone(g.Skipped)
 	f := provider.ParkedFilter{Projector: g.Projector, Generation: g.Generation, States: []provider.ParkedState{provider.StateSkipped}, Limit: 1000}
-	for {
-		rows, err := s.Parked(ctx, f)
-		if err != nil || len(rows) == 0 {
-			slices.Sort(ids)
-			return slices.Compact(ids), err
-		}
-		for _, row := range rows {
-			ids, f.After = append(ids, row.MessageID), row.Seq
-		}
-	}
+	err := model.EachParked(ctx, s, f, func(row provider.Parked) { ids = append(ids, row.MessageID) })
+	slices.Sort(ids)
+	return slices.Compact(ids), err
 }
 
 // resetLost empties the read model if it has gone back to a time before it was rebuilt in place: it has the

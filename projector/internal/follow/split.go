@@ -163,7 +163,7 @@ func (r *Reader) followSegments(ctx context.Context, g *generation.Row) (more bo
 			if err != nil {
 				return false, err
 			}
-			r.Progress.applied += n
+			r.Progress.Applied += n
 		}
 	}
 	if now := r.Host.Clock(); g.IsReplaying() && (!moved || now.Sub(r.end.seen) > endEvery) {

@@ -173,3 +173,17 @@ func (o *Head) Position(ctx context.Context, h *Host) (int64, error) {
 	}
 	return o.position, nil
 }
+
+// EachParked calls each with the parked messages that a filter selects, whose Limit is the size of a page.
+func EachParked(ctx context.Context, s provider.Parking, f provider.ParkedFilter, each func(provider.Parked)) error {
+	for {
+		rows, err := s.Parked(ctx, f)
+		if err != nil || len(rows) == 0 {
+			return err
+		}
+		for _, row := range rows {
+			each(row)
+			f.After = row.Seq
+		}
+	}
+}

@@ -20,15 +20,8 @@ import (
 type Parked struct {
 	Host      *model.Host
 	Projector *model.Projector
-	Sent      *sent.Asker
 	Receiver  *model.Receiver
 	revived   map[int64]int // by Seq: how often a message that may be revived was seen
-}
-
-// Hands apply parked messages: those of a worker, or of a reader of the log.
-type Hands struct {
-	Applier *apply.Applier
-	Turn    *sent.Turn
 }
 
 type replaying struct {
@@ -49,7 +42,7 @@ func (o *replaying) Waiting(context.Context, context.Context, []provider.Lane) {
 // Replay applies due parked messages. Those that only wait behind others run in units of many,
 // all others alone, and their attempts are counted before they run. It reports whether the state
 // of any message changed.
-func (p *Parked) Replay(ctx, hard context.Context, by Hands, g *generation.Row, msgs []*model.Message) (progress bool) {
+func (p *Parked) Replay(ctx, hard context.Context, by *apply.Applier, g *generation.Row, msgs []*model.Message) (progress bool) {
 	if !p.can(ctx, g.Build) {
 		return false
 	}
@@ -62,7 +55,7 @@ func (p *Parked) Replay(ctx, hard context.Context, by Hands, g *generation.Row, 
 		}
 	}
 	p.findLost(ctx, by, waiting)
-	ask := func(ctx context.Context) error { return p.Sent.AskParked(ctx, g.Build, msgs) }
+	ask := func(ctx context.Context) error { return by.Turn.Asker.AskParked(ctx, g.Build, msgs) }
 	err := ask(ctx)
 	switch {
 	case err != nil:
@@ -81,14 +74,14 @@ func (p *Parked) Replay(ctx, hard context.Context, by Hands, g *generation.Row, 
 }
 
 // apply applies messages that only wait behind others, and then, each alone, those that have failed.
-func (p *Parked) apply(ctx, hard context.Context, by Hands, g *generation.Row, waiting, failed []*model.Message) bool {
-	batch := by.Applier.Batch
+func (p *Parked) apply(ctx, hard context.Context, by *apply.Applier, g *generation.Row, waiting, failed []*model.Message) bool {
+	batch := by.Batch
 	if k := p.Projector.Keeps; !k.Atomic && !k.Markers {
 		batch = 1 // if one fails, the store of parked messages forgets that others were applied
 	}
-	o := &replaying{Worker: by.Applier.Worker, g: g}
+	o := &replaying{Worker: by.Worker, g: g}
 	for some := range slices.Chunk(waiting, batch) {
-		if _, err := by.Applier.Apply(ctx, hard, some, o); errors.Is(err, provider.ErrEnded) {
+		if _, err := by.Apply(ctx, hard, some, o); errors.Is(err, provider.ErrEnded) {
 			p.Host.Follow.Send()
 		}
 	}
@@ -111,7 +104,7 @@ func (p *Parked) can(ctx context.Context, b provider.Build) bool {
 
 // findLost sets parked messages aside whose events the log no longer has. They were parked behind
 // others before their events were looked up.
-func (p *Parked) findLost(ctx context.Context, by Hands, msgs []*model.Message) {
+func (p *Parked) findLost(ctx context.Context, by *apply.Applier, msgs []*model.Message) {
 	if !p.Projector.Logged {
 		return
 	}
@@ -121,7 +114,7 @@ func (p *Parked) findLost(ctx context.Context, by Hands, msgs []*model.Message) 
 		if err == nil {
 			break
 		}
-		by.Applier.PauseUnit(ctx, len(others), tries, err)
+		by.PauseUnit(ctx, len(others), tries, err)
 	}
 	for _, m := range others {
 		m.Position = 0 // it is not compared with the checkpoint
@@ -131,10 +124,10 @@ func (p *Parked) findLost(ctx context.Context, by Hands, msgs []*model.Message) 
 // CatchUp applies due messages of lanes behind which deliveries were just parked, at
 // most twice as many as may have been parked. So a due lane becomes empty also under a constant
 // load. A lane that is not due costs one query.
-func (p *Parked) CatchUp(ctx, hard context.Context, by Hands, g *generation.Row, lanes []provider.Lane) {
+func (p *Parked) CatchUp(ctx, hard context.Context, by *apply.Applier, g *generation.Row, lanes []provider.Lane) {
 	progress := len(lanes) > 0
 	for round := 0; round < 2 && progress && ctx.Err() == nil; round++ {
-		f := provider.DueFilter{Builds: []provider.Build{g.Build}, Lanes: lanes, Keys: len(lanes), Each: by.Applier.Batch}
+		f := provider.DueFilter{Builds: []provider.Build{g.Build}, Lanes: lanes, Keys: len(lanes), Each: by.Batch}
 		due, _ := p.due(hard, f) // the runner's own scan reports errors
 		progress = len(due) > 0 && p.Replay(ctx, hard, by, g, due)
 	}
@@ -170,8 +163,8 @@ func (p *Parked) Messages(ctx context.Context, rows []provider.Parked) ([]*model
 // try is one attempt at a parked message that has failed before, or may have crashed a process.
 // It is counted before it runs. No other runner tries the message for longer than the attempt may
 // take.
-func (p *Parked) try(ctx, hard context.Context, by Hands, g *generation.Row, m *model.Message) (progress bool) {
-	row, w := m.Parked, by.Applier.Worker
+func (p *Parked) try(ctx, hard context.Context, by *apply.Applier, g *generation.Row, m *model.Message) (progress bool) {
+	row, w := m.Parked, by.Worker
 	alone, again := row.Code == model.CodeCrashed, unit.Sum(p.Host.Timeout, p.Host.Lease)
 	if alone {
 		again = max(again, p.spacing(row.Attempts))
@@ -182,7 +175,7 @@ func (p *Parked) try(ctx, hard context.Context, by Hands, g *generation.Row, m *
 	begun, err := p.Host.Store.Try(inner, *row, p.Host.Retry.Attempts, again)
 	cancel()
 	if err != nil {
-		by.Applier.Report(slog.LevelWarn, "attempt not counted", m, err, row.Attempts)
+		by.Report(slog.LevelWarn, "attempt not counted", m, err, row.Attempts)
 		return false
 	}
 	if !begun {
@@ -195,12 +188,12 @@ func (p *Parked) try(ctx, hard context.Context, by Hands, g *generation.Row, m *
 		d, err := w.Run(hard, u)
 		switch class := provider.ClassOf(err); {
 		case err == nil:
-			by.Applier.Finish(d)
+			by.Finish(d)
 			return true
 		case hard.Err() != nil:
 			return false
 		case class == provider.ClassAmbiguous || m.Aside != nil:
-			by.Applier.PauseUnit(ctx, 1, tries, err)
+			by.PauseUnit(ctx, 1, tries, err)
 		case class == provider.ClassTransient:
 			apply.SetAside(m, d, err, row.Attempts-1)
 		default:
@@ -227,7 +220,7 @@ func (p *Parked) spacing(before int) time.Duration {
 
 // isExhausted reports whether a message that may not be tried has no attempt left, so that it is
 // stuck now.
-func (p *Parked) isExhausted(by Hands, m *model.Message) bool {
+func (p *Parked) isExhausted(by *apply.Applier, m *model.Message) bool {
 	row := m.Parked
 	if !p.Host.Retry.Exhausted(row.Attempts) {
 		return false
@@ -235,7 +228,7 @@ func (p *Parked) isExhausted(by Hands, m *model.Message) bool {
 	if p.Host.Observer.Parked != nil {
 		p.Host.Observer.Parked(p.Projector.Name, row.Handler, row.Class, row.Code)
 	}
-	by.Applier.Report(slog.LevelWarn, "stuck", m, &provider.Error{Class: row.Class, Code: row.Code}, row.Attempts)
+	by.Report(slog.LevelWarn, "stuck", m, &provider.Error{Class: row.Class, Code: row.Code}, row.Attempts)
 	return true
 }
 

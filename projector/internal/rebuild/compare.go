@@ -122,15 +122,8 @@ func (s *Switcher) parkedIn(ctx context.Context, b provider.Build) (map[string]b
 		Projector: b.Projector, Generation: b.Number(), Limit: lookPage,
 		States: []provider.ParkedState{provider.StateWaiting, provider.StateStuck},
 	}
-	for {
-		rows, err := s.Reader.Host.Store.Parked(ctx, f)
-		if err != nil || len(rows) == 0 {
-			return ids, err
-		}
-		for _, row := range rows {
-			ids[row.MessageID], f.After = true, row.Seq
-		}
-	}
+	err := model.EachParked(ctx, s.Reader.Host.Store, f, func(row provider.Parked) { ids[row.MessageID] = true })
+	return ids, err
 }
 
 // compareFirst compares a generation that was built with Rebuild.Check with the live one. Without

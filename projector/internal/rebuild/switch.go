@@ -60,7 +60,7 @@ func (s *Switcher) promote(ctx, hard context.Context, g *generation.Row) error {
 	}
 	change := SwitchTo(r.Projector, all, me)
 	var d *unit.Done
-	err = r.Turn.Take(ctx, hard, nil, func(_, hard context.Context) error {
+	err = r.Applier.Turn.Take(ctx, hard, nil, func(_, hard context.Context) error {
 		d, err = s.transact(hard, g, change, promoteMost)
 		return err
 	})

@@ -145,7 +145,7 @@ func (p *pace) Most(g *generation.Row, most int) int {
 // Rest waits after a page of a rebuild. A rebuild that has applied all events that existed when it began does not wait, or
 // it might never reach a live generation that applies events all the time.
 func (p *pace) Rest(ctx context.Context, g *generation.Row, took time.Duration) {
-	if p.isBusy(g) && !p.reader.Progress.Chases() {
+	if p.isBusy(g) && !p.reader.Progress.Chases {
 		model.Wait(ctx, min(took, time.Second))
 	}
 }
