@@ -23,6 +23,8 @@ func (r *Relay) maintain(ctx context.Context) {
 	if !ok {
 		return
 	}
+	leases, _ := r.store.(provider.Leases)
+	turn := sweep.Turn{Leases: leases, Name: "prune-entries", Holder: r.cfg.Holder, Clock: clock}
 	hold, prune := time.NewTicker(holdEvery), time.NewTicker(pruneEvery)
 	defer hold.Stop()
 	defer prune.Stop()
@@ -39,7 +41,7 @@ func (r *Relay) maintain(ctx context.Context) {
 		case <-prune.C:
 			what = "old entries not deleted"
 			var n int
-			if n, err = deleteEntries(ctx, m, r.cfg.Keep, r.turn()); n > 0 && r.cfg.Observer.Deleted != nil {
+			if n, err = deleteEntries(ctx, m, r.cfg.Keep, turn); n > 0 && r.cfg.Observer.Deleted != nil {
 				r.cfg.Observer.Deleted(n)
 			}
 		}
@@ -66,12 +68,6 @@ func (r *Relay) hold(ctx context.Context, m provider.EntryMaintainer) error {
 			return err
 		}
 	}
-}
-
-// turn is the lease of the relay that deletes entries.
-func (r *Relay) turn() sweep.Turn {
-	leases, _ := r.store.(provider.Leases)
-	return sweep.Turn{Leases: leases, Name: "prune-entries", Holder: r.cfg.Holder, Clock: clock}
 }
 
 // Prune deletes entries that were published or skipped longer ago than keep says, some thousand

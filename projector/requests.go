@@ -1,6 +1,7 @@
 package projector
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -159,10 +160,11 @@ func (o operator) answer(ctx context.Context, a provider.Act, progress *progress
 			outcome = provider.VerifyReport{Error: err.Error()}.Outcome()
 		}
 	}()
+	detail := []byte(cmp.Or(string(a.Detail), "{}"))
 	if a.Verb == provider.VerbDryRun {
 		var q provider.DryRunRequest
 		report := provider.DryRunReport{}
-		if err = json.Unmarshal(orObject(a.Detail), &q); err == nil {
+		if err = json.Unmarshal(detail, &q); err == nil {
 			var d *DryRun
 			if d, err = o.dryRun(ctx, q.Filter); err == nil {
 				report = d.Report()
@@ -175,7 +177,7 @@ func (o operator) answer(ctx context.Context, a provider.Act, progress *progress
 	}
 	var q provider.VerifyRequest
 	report := provider.VerifyReport{}
-	if err = json.Unmarshal(orObject(a.Detail), &q); err == nil {
+	if err = json.Unmarshal(detail, &q); err == nil {
 		v := Verification{Ignore: q.Ignore, Limit: q.Limit, Rate: q.Rate, Progress: progress.set}
 		if q.Repair {
 			v.Repair = a.Decision
@@ -190,11 +192,4 @@ func (o operator) answer(ctx context.Context, a provider.Act, progress *progress
 		report.Error = unit.TextOf(err)
 	}
 	return report.Outcome(), err
-}
-
-func orObject(detail json.RawMessage) json.RawMessage {
-	if len(detail) == 0 {
-		return json.RawMessage("{}")
-	}
-	return detail
 }

@@ -150,11 +150,6 @@ func (a *attempt[Tx]) audit(ctx context.Context, to Status, code string) error {
 	return a.append(ctx, Record{ID: id, Task: t.ID, Kind: t.Kind, Group: t.Group, What: string(to), Detail: code})
 }
 
-func (a *attempt[Tx]) auditGroup(ctx context.Context, g *provider.TaskGroup) error {
-	what := provider.WhatGroupDone
-	return a.append(ctx, Record{ID: g.ID + "/" + what, Kind: g.Kind, Group: g.ID, What: what})
-}
-
 func (a *attempt[Tx]) append(ctx context.Context, r Record) error {
 	if a.cfg.Audit == nil {
 		return nil

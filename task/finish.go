@@ -158,7 +158,8 @@ func (a *attempt[Tx]) count(ctx context.Context, tx Tx, clock *limit, c provider
 	}
 	if err == nil {
 		clock.database()
-		err = a.auditGroup(ctx, got.Group)
+		g, what := got.Group, provider.WhatGroupDone
+		err = a.append(ctx, Record{ID: g.ID + "/" + what, Kind: g.Kind, Group: g.ID, What: what})
 	}
 	return ms, err
 }

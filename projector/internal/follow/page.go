@@ -288,7 +288,7 @@ func (o owner) Waiting(ctx, hard context.Context, lanes []provider.Lane) {
 // Unit returns a unit of this reader.
 func (r *Reader) Unit(g *generation.Row, msgs []*model.Message) *unit.Unit {
 	u := r.Applier.Worker.Of(r.Build, g.Suffix, msgs)
-	u.Intent.Reader, u.Intent.Restore, u.Intent.Segment = r.identity(), r.restore.running, r.Segment
+	u.Intent.Reader, u.Intent.Restore, u.Intent.Segment = &provider.Reader{Mode: r.at.Mode, Token: r.at.Token}, r.restore.running, r.Segment
 	u.Intent.Once = u.Intent.Once || r.isRestored() // so that events that are still applied are not counted
 	return u
 }
@@ -349,7 +349,7 @@ func (r *Reader) advance(hard context.Context, to provider.LogPlace) error {
 	defer cancel()
 	u := provider.Unit{
 		Projector: r.Build.Projector, Generation: r.Build.Generation, Segment: r.Segment,
-		Reader: r.identity(), Advance: r.advanceTo(to),
+		Reader: &provider.Reader{Mode: r.at.Mode, Token: r.at.Token}, Advance: r.advanceTo(to),
 	}
 	err := r.Projector.Do(ctx, u, func(context.Context, model.Call, provider.Found) (provider.Closing, error) {
 		return provider.Closing{}, nil
@@ -358,10 +358,6 @@ func (r *Reader) advance(hard context.Context, to provider.LogPlace) error {
 		r.at.Place = to
 	}
 	return err
-}
-
-func (r *Reader) identity() *provider.Reader {
-	return &provider.Reader{Mode: r.at.Mode, Token: r.at.Token}
 }
 
 func (r *Reader) advanceTo(to provider.LogPlace) *provider.Advance {
