@@ -45,7 +45,7 @@ var appends = []Mutant{
 		Edits: []Edit{
 			{File: "providers/memory/events.go", Old: `s.snapshots = s.snapshots.drop(stream)`, New: ``},
 			{File: "providers/sqlite/stream.go", Old: "snapshots where stream = ?1`", New: "snapshots where stream = ?1 and false`"},
-			{File: "providers/postgres/archive.go", Old: `delete from kinora.snapshots where stream = $1::text`, New: `delete from kinora.snapshots where stream = $1::text and false`},
+			{File: "providers/postgres/streams.go", Old: `delete from kinora.snapshots where stream = $1::text`, New: `delete from kinora.snapshots where stream = $1::text and false`},
 		},
 		Tests: []Test{
 			{"./providers/memory", "TestConformance/EventStore/archive_a_stream"},

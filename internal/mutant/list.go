@@ -198,7 +198,7 @@ var stores = []Mutant{
 	b := &pgx.Batch{}
 	hidden := db.queueByIndex(b)
 `},
-			{File: "providers/postgres/log_settled.go", Old: "		s.holders, err = pgx.CollectRows(", New: "		_, err = pgx.CollectRows("},
+			{File: "providers/postgres/log_settled.go", Old: "queueAll(b, &s.holders, ", New: "queueAll(b, new([]string), "},
 		},
 		Tests: []Test{{"./providers/postgres", "TestNoEventIsSkippedWhateverTheOrderOfCommits"}},
 	},

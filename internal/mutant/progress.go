@@ -54,13 +54,13 @@ var progress = []Mutant{
 		What: "a process remembers the mode of a projector",
 		Edits: []Edit{
 			{File: "providers/postgres/open.go", Old: "w.found.SetProgress(&w.Unit, w.checkpoint)", New: "w.found.SetProgress(&w.Unit, w.db.remembered(w.checkpoint))"},
-			{File: "providers/postgres/open.go", Old: "// queueRows queues a statement.", New: `func (db *Provider) remembered(c provider.Checkpoint) provider.Checkpoint {
+			{File: "providers/postgres/open.go", Old: "// fence returns the key", New: `func (db *Provider) remembered(c provider.Checkpoint) provider.Checkpoint {
 	first, _ := db.cached.LoadOrStore(0, c.Mode)
 	c.Mode = first.(provider.Mode)
 	return c
 }
 
-// queueRows queues a statement.`},
+// fence returns the key`},
 		},
 		Tests: []Test{{"./providers/postgres", "TestUnitsThatWaitForAChangeOfTheModeSeeIt/tx"}},
 	},

@@ -5,13 +5,13 @@ var settings = []Mutant{
 	{
 		Name:  "encoding_unchecked",
 		What:  "sessions with another encoding are used",
-		Edits: []Edit{{File: "providers/postgres/settings.go", Old: `if encoding := is("client_encoding"); encoding != "" && encoding != encodingUTF8 {`, New: `if encoding := is("client_encoding"); encoding == "none" {`}},
+		Edits: []Edit{{File: "providers/postgres/connect.go", Old: `if encoding := is("client_encoding"); encoding != "" && encoding != encodingUTF8 {`, New: `if encoding := is("client_encoding"); encoding == "none" {`}},
 		Tests: []Test{{"./providers/postgres", "TestSettingsThatChangeTheMeaningAreRefused/another_encoding"}},
 	},
 	{
 		Name:  "dates_unchecked",
 		What:  "dates in text are read as ISO, whatever DateStyle says",
-		Edits: []Edit{{File: "providers/postgres/settings.go", Old: `!strings.HasPrefix(style, "ISO") {`, New: `strings.HasPrefix(style, "none") {`}},
+		Edits: []Edit{{File: "providers/postgres/connect.go", Old: `!strings.HasPrefix(style, "ISO") {`, New: `strings.HasPrefix(style, "none") {`}},
 		Tests: []Test{{"./providers/postgres", "TestSettingsThatChangeTheMeaningAreRefused/dates_as_text"}},
 	},
 	{
@@ -77,7 +77,7 @@ var settings = []Mutant{
 	{
 		Name:  "foreign_ids_refused",
 		What:  "a task with an id that no API accepts takes the leases of the others of its batch with it",
-		Edits: []Edit{{File: "providers/postgres/tasks_change.go", Old: `provider.CheckStored("task id", ids...)`, New: `provider.CheckStorable("task id", ids...)`}},
+		Edits: []Edit{{File: "providers/postgres/tasks.go", Old: `provider.CheckStored("task id", ids...)`, New: `provider.CheckStorable("task id", ids...)`}},
 		Tests: []Test{{"./providers/postgres", "TestATaskWithAForeignIDHoldsNoOtherUp"}},
 	},
 }

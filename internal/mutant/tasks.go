@@ -94,7 +94,7 @@ var storedTasks = []Mutant{
 		Name: "group_uncounted",
 		What: "a finisher looks at the other tasks of its group, without a lock that they share",
 		Edits: []Edit{{
-			File: "providers/postgres/tasks_change.go",
+			File: "providers/postgres/tasks.go",
 			Old:  "update kinora.task_groups set open = open - 1, completed_at = case when open = 1 then clock_timestamp() end\nwhere id = $1::text returning kind, data, total, open",
 			New:  "select kind, data, total, (select count(*)::int from kinora.tasks t where t.group_id = g.id and t.status <> 'done') from kinora.task_groups g where id = $1::text",
 		}},
@@ -110,7 +110,7 @@ var storedTasks = []Mutant{
 	{
 		Name:  "renew_waits",
 		What:  "a renewal waits for the rows of tasks that are locked",
-		Edits: []Edit{{File: "providers/postgres/tasks_change.go", Old: "order by o.id for update skip locked", New: "order by o.id for update"}},
+		Edits: []Edit{{File: "providers/postgres/tasks.go", Old: "order by o.id for update skip locked", New: "order by o.id for update"}},
 		Tests: []Test{{"./providers/postgres", "TestARenewalWaitsForNoRow"}},
 		Cells: []string{"task-broken"},
 	},
@@ -262,7 +262,7 @@ var workers = []Mutant{
 	{
 		Name:  "due_rounds_down",
 		What:  "a task is due up to a microsecond before its time",
-		Edits: []Edit{{File: "providers/postgres/tasks_tx.go", Old: "at := roundUp(d.At)", New: "at := d.At"}},
+		Edits: []Edit{{File: "providers/postgres/tasks_tx.go", Old: "new(roundUp(d.At))", New: "&d.At"}},
 		Tests: []Test{{"./providers/postgres", "TestConformance/Tasks/Enqueue/times_of_a_task"}},
 	},
 	{

@@ -18,7 +18,7 @@ var units = []Mutant{
 	{
 		Name:  "sql_any_driver",
 		What:  "a *sql.Tx of another driver is not refused",
-		Edits: []Edit{{File: "providers/postgres/sqltx.go", Old: "case !b.borrowed:\n\t\t\treturn unborrowed(ctx, err)", New: "case !b.borrowed:\n\t\t\treturn nil"}},
+		Edits: []Edit{{File: "providers/postgres/sql.go", Old: "case !b.borrowed:\n\t\t\treturn unborrowed(ctx, err)", New: "case !b.borrowed:\n\t\t\treturn nil"}},
 		Tests: []Test{{"./providers/postgres", "TestASQLTransactionOfAnotherDriverIsRefused"}},
 	},
 	{

@@ -63,10 +63,6 @@ ev as (
 ob as (
 	insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at)
 	select $4::uuid::text, $10::text, $1::text, $11::bytea, ($12::text` + headersPlace + `, ck.t, ck.t from s, ck, ev)`
-	appendOneEntryAny = `,
-ob as (
-	insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at)
-	select $4::uuid::text, $10::text, $1::text, $11::bytea, ($12::text` + headersPlaceAny + `, ck.t, ck.t from s, ck, ev)`
 	appendOneTail = `
 select s.version, ev.position from s, ev`
 
@@ -87,22 +83,14 @@ ev as (
 ob as (
 	insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at)
 	select n.id, n.topic, $1::text, n.payload, (n.headers` + headersPlace + `, ck.t, ck.t
-	from s, ck, ` + entriesOfEvents + `)`
-	appendEntriesAny = `,
-ob as (
-	insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at)
-	select n.id, n.topic, $1::text, n.payload, (n.headers` + headersPlaceAny + `, ck.t, ck.t
-	from s, ck, ` + entriesOfEvents + `)`
-	entriesOfEvents = `
-	unnest($10::text[], $11::text[], $12::bytea[], $13::text[], $14::int[]) with ordinality n(id, topic, payload, headers, at, o)
-	join ev on ev.version = (select version from s) - $3::bigint + n.at order by n.o`
+	from s, ck, unnest($10::text[], $11::text[], $12::bytea[], $13::text[], $14::int[]) with ordinality n(id, topic, payload, headers, at, o)
+	join ev on ev.version = (select version from s) - $3::bigint + n.at order by n.o)`
 	appendTail = `
 select s.version, (select max(position) from ev) from s`
 
 	// Headers are sent as the text of an object that ends in the middle: headersTail. Its end is added
 	// here. This takes half of the time of jsonb_build_object and the operator ||.
-	headersPlace    = ` || ev.position::text || '"}')::jsonb`
-	headersPlaceAny = ` || ev.position::text || '","` + provider.HeaderVersion + `":"' || ev.version::text || '"}')::jsonb`
+	headersPlace = ` || ev.position::text || '","` + provider.HeaderVersion + `":"' || ev.version::text || '"}')::jsonb`
 )
 
 // The statements by expected version, without and with entries: for one event with at most one
@@ -113,14 +101,14 @@ const (
 	appendOneAnySQL           = appendHead + appendOneKnown + appendAny + appendOneEvent + appendOneTail
 	appendOneExactEntrySQL    = appendHead + appendOneKnown + appendExact + appendOneEvent + appendOneEntry + appendOneTail
 	appendOneNoStreamEntrySQL = appendHead + appendOneKnown + appendNoStream + appendOneEvent + appendOneEntry + appendOneTail
-	appendOneAnyEntrySQL      = appendHead + appendOneKnown + appendAny + appendOneEvent + appendOneEntryAny + appendOneTail
+	appendOneAnyEntrySQL      = appendHead + appendOneKnown + appendAny + appendOneEvent + appendOneEntry + appendOneTail
 
 	appendExactSQL           = appendHead + appendKnown + appendExact + appendEvents + appendTail
 	appendNoStreamSQL        = appendHead + appendKnown + appendNoStream + appendEvents + appendTail
 	appendAnySQL             = appendHead + appendKnown + appendAny + appendEvents + appendTail
 	appendExactEntriesSQL    = appendHead + appendKnown + appendExact + appendEvents + appendEntries + appendTail
 	appendNoStreamEntriesSQL = appendHead + appendKnown + appendNoStream + appendEvents + appendEntries + appendTail
-	appendAnyEntriesSQL      = appendHead + appendKnown + appendAny + appendEvents + appendEntriesAny + appendTail
+	appendAnyEntriesSQL      = appendHead + appendKnown + appendAny + appendEvents + appendEntries + appendTail
 )
 
 // whereSQL reads, in a snapshot newer than any wait of the append, where its events are (how many
@@ -171,20 +159,15 @@ func (db *Provider) newAppend(ctx context.Context, q querier, stream string, exp
 	var payloads [][]byte
 	var headers []string
 	for i, d := range events {
-		id, err := uuid.Parse(d.ID)
-		if err != nil {
-			// never: CheckAppend has parsed it
-			return nil, err
-		}
-		a.ids[i] = id.String()
+		a.ids[i] = uuid.MustParse(d.ID).String() // CheckAppend has parsed it
 		types[i], schemas[i], data[i] = d.Type, int32(d.Schema), d.Data
 		if metadata[i], err = metadataJSON(&d.Metadata); err != nil {
 			return nil, err
 		}
 		for _, t := range topics[i] {
-			// the statement sets the position and, with Any, the version
-			m := provider.FromEvent(stream, max(int64(expected), 0)+int64(i)+1, d, t)
+			m := provider.FromEvent(stream, 0, d, t)
 			m.Headers[provider.HeaderLog] = log
+			delete(m.Headers, provider.HeaderVersion) // the statement sets it, and the position
 			h := headersJSON(m.Headers)
 			at, ids = append(at, int32(i+1)), append(ids, m.ID)
 			topic, payloads, headers = append(topic, t), append(payloads, m.Payload), append(headers, string(h[:len(h)-1])+headersTail)
@@ -222,17 +205,16 @@ func metadataJSON(m *eventstore.Metadata) (json.RawMessage, error) {
 
 // pick returns the statement for exact, no stream or any; with entries, the second three.
 func pick(expected eventstore.Expected, entries bool, statements ...string) string {
-	i := 0
+	if entries {
+		statements = statements[3:]
+	}
 	switch expected {
 	case eventstore.NoStream:
-		i = 1
+		return statements[1]
 	case eventstore.Any:
-		i = 2
+		return statements[2]
 	}
-	if entries {
-		i += 3
-	}
-	return statements[i]
+	return statements[0]
 }
 
 // run sends the statement once.
@@ -242,21 +224,21 @@ func (a *appending) run(ctx context.Context, q querier) (eventstore.Appended, er
 	crash.Point("append: before")
 	err := q.QueryRow(ctx, a.sql, a.args...).Scan(&at.Version, &at.Position)
 	crash.Point("append: after")
-	if a.refusal = errors.Is(err, pgx.ErrNoRows); a.refusal {
+	switch a.refusal = errors.Is(err, pgx.ErrNoRows); {
+	case a.refusal:
 		return a.refused(ctx, q)
-	}
-	// an enqueued message has an event's id
-	if violates(err, "outbox_topic_message_id_key") {
+	case violates(err, "outbox_topic_message_id_key"): // an enqueued message has an event's id
 		err = fmt.Errorf("%w: %w", eventstore.ErrEventIDReused, err)
-	}
-	if violates(err, "events_stream_version_key") {
+	case violates(err, "events_stream_version_key"):
 		return eventstore.Appended{}, a.damaged()
 	}
 	if err != nil {
-		return eventstore.Appended{}, fmt.Errorf("append to %s: %w", a.stream, explain(err))
+		return eventstore.Appended{}, a.wrap(explain(err))
 	}
 	return at, nil
 }
+
+func (a *appending) wrap(err error) error { return wrap("append to "+a.stream, err) }
 
 // refused reads why nothing was written: the stream is at another version, or the ids are stored
 // already.
@@ -266,36 +248,36 @@ func (a *appending) refused(ctx context.Context, q querier) (eventstore.Appended
 	var actual int64
 	var ended bool
 	if err := q.QueryRow(ctx, a.db.q(whereSQL), a.stream, a.ids).Scan(&known, &base, &last, &actual, &ended); err != nil {
-		return eventstore.Appended{}, fmt.Errorf("append to %s: %w", a.stream, explain(err))
+		return eventstore.Appended{}, a.wrap(explain(err))
 	}
 	isRepeat := known == len(a.ids) && base != nil && (a.expected == eventstore.Any || *base == int64(a.expected))
 	switch {
-	case ended && !isRepeat:
-		return eventstore.Appended{}, fmt.Errorf("append to %s: %w", a.stream, eventstore.ErrStreamEnded)
-	case known == 0 && int64(a.expected) > actual: // a reader has seen no more events than the row counts, unless the row is damaged
-		return eventstore.Appended{}, a.ahead(ctx, q, actual)
-	case known == 0:
-		return eventstore.Appended{}, &eventstore.ConflictError{Stream: a.stream, Expected: a.expected, Actual: actual}
 	case isRepeat:
 		n := len(a.ids)
 		return eventstore.Appended{Stream: a.stream, Version: *base + int64(n), Position: *last, Count: n, Log: a.log, Replayed: true}, nil
+	case ended:
+		return eventstore.Appended{}, a.wrap(eventstore.ErrStreamEnded)
+	case known > 0:
+		return eventstore.Appended{}, a.wrap(eventstore.ErrEventIDReused)
 	}
-	return eventstore.Appended{}, fmt.Errorf("append to %s: %w", a.stream, eventstore.ErrEventIDReused)
+	return eventstore.Appended{}, a.conflict(ctx, q, actual)
 }
 
 const beyondSQL = `
 select exists (select from kinora.events where stream = $1::text
 	and version > coalesce((select version from kinora.streams where stream = $1::text), 0))`
 
-// ahead returns the error of an append that expects a greater version than that of the stream's row.
-func (a *appending) ahead(ctx context.Context, q querier, actual int64) error {
-	var beyond bool
-	err := q.QueryRow(ctx, a.db.q(beyondSQL), planned, a.stream).Scan(&beyond)
-	switch {
-	case err != nil:
-		return fmt.Errorf("append to %s: %w", a.stream, explain(err))
-	case beyond:
-		return a.damaged()
+// conflict returns the error of an append that expects another version. A reader has seen no more events than the row of the
+// stream counts, unless the row is damaged.
+func (a *appending) conflict(ctx context.Context, q querier, actual int64) error {
+	if int64(a.expected) > actual {
+		var beyond bool
+		if err := q.QueryRow(ctx, a.db.q(beyondSQL), planned, a.stream).Scan(&beyond); err != nil {
+			return a.wrap(explain(err))
+		}
+		if beyond {
+			return a.damaged()
+		}
 	}
 	return &eventstore.ConflictError{Stream: a.stream, Expected: a.expected, Actual: actual}
 }
@@ -321,22 +303,11 @@ func isRolledBack(err error) bool {
 func (a *appending) tryOnce(ctx context.Context) (at eventstore.Appended, sent bool, err error) {
 	conn, err := a.db.acquire(ctx)
 	if err != nil {
-		return at, false, fmt.Errorf("append to %s: %w", a.stream, err)
+		return at, false, a.wrap(err)
 	}
 	defer conn.Release()
 	at, err = a.run(ctx, conn)
 	return at, true, err
-}
-
-// try sends the statement, alone or together with the appends of other callers.
-func (a *appending) try(ctx context.Context, shared bool) (at eventstore.Appended, sent bool, err error) {
-	if shared {
-		var again bool
-		if at, sent, again, err = a.share(ctx); !again {
-			return at, sent, err
-		}
-	}
-	return a.tryOnce(ctx)
 }
 
 // Append implements eventstore.Store with one statement in one round trip. Many callers at once share
@@ -349,11 +320,11 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 		events = copied(events) // the shared transaction may send them after this call has returned
 	}
 	a, err := db.newAppend(ctx, db.pool, stream, expected, events)
+	if err == nil {
+		err = a.wrap(ctx.Err())
+	}
 	if err != nil {
 		return eventstore.Appended{}, err
-	}
-	if err := ctx.Err(); err != nil {
-		return eventstore.Appended{}, fmt.Errorf("append to %s: %w", stream, err)
 	}
 	at, err := a.tryUntilKnown(ctx, shared)
 	if err == nil && !at.Replayed {
@@ -362,12 +333,16 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 	return at, err
 }
 
-// tryUntilKnown tries an append until its outcome is known, or there is no hope.
+// tryUntilKnown tries an append until its outcome is known, or there is no hope. Only the first try may share a transaction.
 func (a *appending) tryUntilKnown(ctx context.Context, shared bool) (eventstore.Appended, error) {
+	send := a.tryOnce
+	if shared {
+		send = a.share
+	}
 	ambiguous := false // an earlier try may have been executed
 	for try := 1; ; try++ {
-		at, sent, err := a.try(ctx, shared)
-		shared = false
+		at, sent, err := send(ctx)
+		send = a.tryOnce
 		lost := sent && maybeExecuted(err)
 		switch {
 		case err == nil:

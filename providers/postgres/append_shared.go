@@ -162,8 +162,7 @@ func copied(events []eventstore.Draft) []eventstore.Draft {
 }
 
 // share runs the append alone, or with others if too many are running. The results are those of tryOnce.
-// again means that it has not run, and must run alone.
-func (a *appending) share(ctx context.Context) (at eventstore.Appended, sent, again bool, err error) {
+func (a *appending) share(ctx context.Context) (at eventstore.Appended, sent bool, err error) {
 	db := a.db
 	s := &sharedAppend{appending: a, done: make(chan struct{})}
 	if db.queue.begin(s) {
@@ -172,8 +171,7 @@ func (a *appending) share(ctx context.Context) (at eventstore.Appended, sent, ag
 		late := time.AfterFunc(shareLock, end)
 		defer end()
 		defer late.Stop()
-		at, sent, err = a.tryOnce(ctx)
-		return at, sent, false, err
+		return a.tryOnce(ctx)
 	}
 	select {
 	case <-s.done:
@@ -182,27 +180,22 @@ func (a *appending) share(ctx context.Context) (at eventstore.Appended, sent, ag
 		switch {
 		case over: // it has a result
 		case unsent:
-			return at, false, false, fmt.Errorf("append to %s: %w", a.stream, ctx.Err())
+			return at, false, a.wrap(ctx.Err())
 		default:
-			return at, true, false, fmt.Errorf("append to %s: %w: %w", a.stream, errLeft, ctx.Err())
+			return at, true, a.wrap(fmt.Errorf("%w: %w", errLeft, ctx.Err()))
 		}
 	}
 	switch s.result {
 	case shareAlone:
-		return at, false, true, nil
+		return a.tryOnce(ctx)
 	case shareApplied:
-		return s.at, true, false, nil
+		return s.at, true, nil
 	case shareRefused:
-		conn, err := db.acquire(ctx)
-		if err != nil {
-			return at, false, false, fmt.Errorf("append to %s: %w", a.stream, err)
-		}
-		defer conn.Release()
 		a.refusal = true
-		at, err = a.refused(ctx, conn)
-		return at, true, false, err
+		at, err = a.refused(ctx, db.pool)
+		return at, true, err
 	}
-	return at, true, false, s.err
+	return at, true, s.err
 }
 
 // errLeft: the caller's context ended while a shared transaction was running.
@@ -233,7 +226,7 @@ func (db *Provider) appendTogether(g *shareGroup) {
 		case conn == nil || unsent || !maybeExecuted(err):
 			s.result = shareAlone
 		default:
-			s.result, s.err = shareFailed, fmt.Errorf("append to %s: %w", s.stream, err)
+			s.result, s.err = shareFailed, s.wrap(err)
 		}
 	}
 }

@@ -3,7 +3,6 @@ package postgres
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -16,31 +15,20 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// planned makes the server plan a statement on each call, for the current tables. That costs a
-// fraction of a millisecond for a whole batch. See append.go.
-const planned = pgx.QueryExecModeCacheDescribe
-
 const entryColumns = `o.id, o.message_id, o.topic, o.key, o.payload, o.headers, o.status, o.attempts, o.suspect, o.token,
 	o.claimed_by, o.last_error, o.next_attempt_at, o.created_at, o.last_attempt_at, o.published_at`
 
 func scanEntry(row pgx.CollectableRow) (provider.Entry, error) {
 	var e provider.Entry
 	var headers string
-	var token *uuid.UUID
-	var next, created, last, published pgtype.Timestamptz
-	err := row.Scan(&e.Seq, &e.ID, &e.Topic, &e.Key, &e.Payload, &headers, &e.Status, &e.Attempts, &e.Suspect, &token,
-		&e.ClaimedBy, &e.LastError, &next, &created, &last, &published)
+	var token uuid.NullUUID
+	err := row.Scan(&e.Seq, &e.ID, &e.Topic, &e.Key, &e.Payload, &headers, &e.Status, &e.Attempts, &e.Suspect, &token, &e.ClaimedBy, &e.LastError,
+		entryTime{&e, &e.NextAttemptAt}, entryTime{&e, &e.CreatedAt}, entryTime{&e, &e.LastAttemptedAt}, entryTime{&e, &e.PublishedAt})
 	if err != nil {
 		return e, err
 	}
-	if token != nil {
-		e.Token = claim.Token(*token)
-	}
+	e.Token = claim.Token(token.UUID)
 	setHeaders(&e, headers)
-	setTime(&e, &e.NextAttemptAt, next)
-	setTime(&e, &e.CreatedAt, created)
-	setTime(&e, &e.LastAttemptedAt, last)
-	setTime(&e, &e.PublishedAt, published)
 	return e, nil
 }
 
@@ -51,12 +39,18 @@ func setHeaders(e *provider.Entry, headers string) {
 	e.Malformed = e.Malformed || err != nil
 }
 
-// setTime sets a time of e. If t is out of range, e is malformed. Null is the zero time.
-func setTime(e *provider.Entry, to *time.Time, t pgtype.Timestamptz) {
+// entryTime is where a column with a time of an entry goes. If it is out of range, the entry is malformed. Null is the zero time.
+type entryTime struct {
+	of *provider.Entry
+	to *time.Time
+}
+
+// ScanTimestamptz implements pgtype.TimestamptzScanner.
+func (t entryTime) ScanTimestamptz(v pgtype.Timestamptz) error {
 	var ok bool
-	if *to, ok = provider.StoredTime(t.Time); t.Valid && (!ok || t.InfinityModifier != pgtype.Finite) {
-		*to, e.Malformed = time.Time{}, true
-	}
+	*t.to, ok = provider.StoredTime(v.Time)
+	t.of.Malformed = t.of.Malformed || v.Valid && (!ok || v.InfinityModifier != pgtype.Finite)
+	return nil
 }
 
 // claimedColumns are the columns of a claimed entry that the caller does not know.
@@ -71,10 +65,11 @@ func collectClaimed(rows pgx.Rows, t claim.Terms) ([]provider.Entry, error) {
 	var entries []provider.Entry
 	var e provider.Entry
 	var id, topic, key, payload, headers, lastError pgtype.DriverBytes
-	var next, created, last pgtype.Timestamptz
 	var texts []byte
-	columns := []any{&e.Seq, &id, &topic, &key, &payload, &headers, &e.Attempts, &e.Suspect, &lastError, &next, &created, &last}
+	columns := []any{&e.Seq, &id, &topic, &key, &payload, &headers, &e.Attempts, &e.Suspect, &lastError,
+		entryTime{&e, &e.NextAttemptAt}, entryTime{&e, &e.CreatedAt}, entryTime{&e, &e.LastAttemptedAt}}
 	for rows.Next() {
+		e.Malformed = false
 		if err := rows.Scan(columns...); err != nil {
 			return nil, err
 		}
@@ -87,11 +82,7 @@ func collectClaimed(rows pgx.Rows, t claim.Terms) ([]provider.Entry, error) {
 		e.Status, e.Token, e.ClaimedBy = outbox.Claimed, t.Token, t.Holder
 		e.ID, e.Topic, e.Key, e.LastError = cut(len(id)), cut(len(topic)), cut(len(key)), cut(len(lastError))
 		e.Payload = append([]byte{}, payload...)
-		e.Malformed = false
 		setHeaders(&e, cut(len(headers)))
-		setTime(&e, &e.NextAttemptAt, next)
-		setTime(&e, &e.CreatedAt, created)
-		setTime(&e, &e.LastAttemptedAt, last)
 		if entries == nil {
 			entries = make([]provider.Entry, 0, min(t.Limit, claimedAtOnce))
 		}
@@ -223,51 +214,25 @@ names as materialized (
 // ClaimEntries implements provider.Outbox.
 func (db *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]provider.Entry, error) {
 	if err := provider.CheckQuery(q); err != nil {
-		return nil, fmt.Errorf("claim entries: %w", err)
+		return nil, wrap("claim entries", err)
 	}
-	sql := claimStatement(q)
+	sql, near, unordered := claimEntriesSQL, claimNearSQL, claimUnorderedSQL
 	args := []any{planned, uuid.UUID(t.Token), t.Lease.Microseconds(), t.Limit, q.Attempts, t.Holder, q.Bytes, max(q.After, 0)}
-	crash.Point("claim: before")
-	// the rows return its error too
-	rows, _ := db.pool.Query(ctx, db.q(sql), append(args, topicArgs(q)...)...)
-	entries, err := collectClaimed(rows, t)
-	crash.Point("claim: after")
-	if err != nil {
-		return nil, fmt.Errorf("claim entries: %w", explain(err))
-	}
-	// returning has no order
-	slices.SortFunc(entries, func(a, b provider.Entry) int { return cmp.Compare(a.Seq, b.Seq) })
-	return entries, nil
-}
-
-// some returns nil for an empty list.
-func some[T any](all []T) []T {
-	if len(all) == 0 {
-		return nil
-	}
-	return all
-}
-
-// claimStatement returns the statement for q.
-func claimStatement(q provider.EntryQuery) string {
-	ordered, near, unordered := claimEntriesSQL, claimNearSQL, claimUnorderedSQL
-	if len(topicArgs(q)) > 0 {
-		ordered, near, unordered = claimTopicsSQL, claimTopicsNearSQL, claimTopicsNoOrderSQL
+	if len(q.Topics)+len(q.Except) > 0 {
+		sql, near, unordered = claimTopicsSQL, claimTopicsNearSQL, claimTopicsNoOrderSQL
+		args = append(args, some(q.Topics), some(q.Except))
 	}
 	switch {
-	// always a full scan: without order there are no earlier entries to check
-	case q.Unordered:
-		return unordered
+	case q.Unordered: // always a full scan: without order there are no earlier entries to check
+		sql = unordered
 	case q.Near:
-		return near
+		sql = near
 	}
-	return ordered
-}
-
-// topicArgs returns nil if q selects all topics.
-func topicArgs(q provider.EntryQuery) []any {
-	if len(q.Topics) == 0 && len(q.Except) == 0 {
-		return nil
-	}
-	return []any{some(q.Topics), some(q.Except)}
+	crash.Point("claim: before")
+	rows, _ := db.pool.Query(ctx, db.q(sql), args...) // the rows return its error too
+	entries, err := collectClaimed(rows, t)
+	crash.Point("claim: after")
+	// returning has no order
+	slices.SortFunc(entries, func(a, b provider.Entry) int { return cmp.Compare(a.Seq, b.Seq) })
+	return entries, wrap("claim entries", explain(err))
 }

@@ -2,7 +2,6 @@ package postgres
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -107,13 +106,11 @@ func (w *unit) queueResolved(c provider.Closing) {
 	for q, seq := range s.Changed {
 		changed = append(changed, map[string]any{"projector": q.Projector, "generation": q.Generation, "lane": fmt.Sprintf(`\x%x`, q.Lane), "changed": seq})
 	}
-	// always has a JSON form
-	text, _ := json.Marshal(changed)
 	stay := w.rows(s.Failed)
 	w.Queue(noScanSQL)
 	w.Queue(w.db.q(updateParkedSQL), stay)
 	w.Queue(w.db.q(resolveSQL), s.Applied)
-	w.Queue(w.db.q(releaseSQL), string(text), stay)
+	w.Queue(w.db.q(releaseSQL), jsonList(changed), stay)
 }
 
 // rows returns a JSON list of rows of kinora.parked. A text that PostgreSQL refuses is encoded.
@@ -136,19 +133,5 @@ func (w *unit) rows(asides []provider.Aside) string {
 			rows[i]["id"] = w.Messages[a.Message].Parked.Seq
 		}
 	}
-	// always has a JSON form
-	text, _ := json.Marshal(rows)
-	return string(text)
-}
-
-// mapSlice applies f to each element. It returns nil for nil.
-func mapSlice[T, R any](list []T, f func(*T) R) []R {
-	if list == nil {
-		return nil
-	}
-	all := make([]R, len(list))
-	for i := range list {
-		all[i] = f(&list[i])
-	}
-	return all
+	return jsonList(rows)
 }

@@ -260,13 +260,10 @@ func (w *unit) repair(ctx context.Context, tx pgx.Tx, all []*comparedTables) err
 	}
 	remove := func(isLast bool) error {
 		for _, t := range slices.Backward(all) {
-			if isLast != slices.ContainsFunc(keys, func(k foreignKey) bool { return k.To == t.b && (k.Acts || !k.Deferrable && !k.Owned) }) {
-				continue
-			}
-			if err := t.change(func(d *provider.Difference) bool { return d.Want == nil }, func(keys *string) error {
-				return w.exec(ctx, tx, t.deleteSQL(), planned, keys)
-			}); err != nil {
-				return err
+			if isLast == slices.ContainsFunc(keys, func(k foreignKey) bool { return k.To == t.b && (k.Acts || !k.Deferrable && !k.Owned) }) {
+				if err := w.change(ctx, tx, t, t.deleteSQL(), func(d *provider.Difference) bool { return d.Want == nil }); err != nil {
+					return err
+				}
 			}
 		}
 		return nil
@@ -275,17 +272,11 @@ func (w *unit) repair(ctx context.Context, tx pgx.Tx, all []*comparedTables) err
 		return err
 	}
 	for _, t := range all {
-		if err := t.change(func(d *provider.Difference) bool { return d.Want != nil && d.Got != nil }, func(keys *string) error {
-			if sql := t.updateSQL(); sql != "" {
-				return w.exec(ctx, tx, sql, planned, keys)
-			}
-			return nil
-		}); err != nil {
-			return err
+		err := w.change(ctx, tx, t, t.updateSQL(), func(d *provider.Difference) bool { return d.Want != nil && d.Got != nil })
+		if err == nil {
+			err = w.change(ctx, tx, t, t.insertSQL(), func(d *provider.Difference) bool { return d.Got == nil })
 		}
-		if err := t.change(func(d *provider.Difference) bool { return d.Got == nil }, func(keys *string) error {
-			return w.exec(ctx, tx, t.insertSQL(), planned, keys)
-		}); err != nil {
+		if err != nil {
 			return err
 		}
 	}
@@ -311,9 +302,12 @@ func (w *unit) alterConstraints(ctx context.Context, tx pgx.Tx, keys []foreignKe
 	return nil
 }
 
-// change calls f with the keys of these differences. Without a primary key it calls f for each of
-// them, because a row may be missing or extra several times.
-func (t *comparedTables) change(is func(*provider.Difference) bool, f func(keys *string) error) error {
+// change runs a statement, unless it is empty, with the keys of these differences. Without a primary key it runs it for each
+// of them, because a row may be missing or extra several times.
+func (w *unit) change(ctx context.Context, tx pgx.Tx, t *comparedTables, sql string, is func(*provider.Difference) bool) error {
+	if sql == "" {
+		return nil
+	}
 	var keys []json.RawMessage
 	for i := range t.found {
 		if is(&t.found[i]) {
@@ -327,7 +321,7 @@ func (t *comparedTables) change(is func(*provider.Difference) bool, f func(keys 
 	for part := range slices.Chunk(keys, size) {
 		text, err := jsonText(part)
 		if err == nil {
-			err = f(text)
+			err = w.execWith(ctx, tx, sql, planned, text)
 		}
 		if err != nil {
 			return err

@@ -2,8 +2,10 @@ package postgres
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -53,12 +55,9 @@ from pg_namespace n where n.nspname = $1::text`
 
 	// The rights of roles other than the owner. Rights on columns count.
 	grantsSQL = `
-select case when x.grantee = 0 then 'public' else pg_get_userbyid(x.grantee)::text end, c.relname::text, lower(x.privilege_type)
-from pg_class c join pg_namespace n on n.oid = c.relnamespace, aclexplode(c.relacl) x
-where n.nspname = $1::text and c.relkind in ('r', 'p') and x.grantee <> c.relowner
-union
-select case when x.grantee = 0 then 'public' else pg_get_userbyid(x.grantee)::text end, c.relname::text, lower(x.privilege_type)
-from pg_class c join pg_namespace n on n.oid = c.relnamespace join pg_attribute t on t.attrelid = c.oid, aclexplode(t.attacl) x
+select distinct case when x.grantee = 0 then 'public' else pg_get_userbyid(x.grantee)::text end, c.relname::text, lower(x.privilege_type)
+from pg_class c join pg_namespace n on n.oid = c.relnamespace, lateral (
+	select * from aclexplode(c.relacl) union all select x.* from pg_attribute t, aclexplode(t.attacl) x where t.attrelid = c.oid) x
 where n.nspname = $1::text and c.relkind in ('r', 'p') and x.grantee <> c.relowner
 order by 1, 2, 3`
 )
@@ -183,8 +182,7 @@ func (db *Provider) findSnapshots(ctx context.Context, l provider.DiagnosisLimit
 }
 
 func (db *Provider) findSequences(ctx context.Context, _ provider.DiagnosisLimits) (found []provider.Finding, err error) {
-	b := &pgx.Batch{}
-	queueAll(b, &found, func(row pgx.CollectableRow) (f provider.Finding, err error) {
+	return collect(ctx, db.pool, func(row pgx.CollectableRow) (f provider.Finding, err error) {
 		var table, column string
 		var cache, increment int64
 		var cycle bool
@@ -200,7 +198,6 @@ func (db *Provider) findSequences(ctx context.Context, _ provider.DiagnosisLimit
 		}
 		return f, err
 	}, sequencesSQL, db.cfg.Schema)
-	return found, db.pool.SendBatch(ctx, b).Close()
 }
 
 // roleNeeds are the rights that the roles of RolesSQL cannot do without.
@@ -217,17 +214,11 @@ func (db *Provider) findRights(ctx context.Context, _ provider.DiagnosisLimits) 
 	has := map[string][]right{}
 	var role string
 	var r right
-	b := &pgx.Batch{}
-	queueRows(b, []any{&role, &r.table, &r.right}, func() { has[role] = append(has[role], r) }, grantsSQL, db.cfg.Schema)
-	if err := db.pool.SendBatch(ctx, b).Close(); err != nil {
+	rows, _ := db.pool.Query(ctx, grantsSQL, db.cfg.Schema) // the rows return its error too
+	if err := eachRow(rows, []any{&role, &r.table, &r.right}, func() { has[role] = append(has[role], r) }); err != nil {
 		return nil, err
 	}
-	var names []string
-	for name := range has {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(has)) {
 		var many, few []string
 		for _, r := range has[name] {
 			if slices.Contains(forbidden, r) && !isArchiving(name, r) || name == "public" && r.right != "select" {
@@ -239,16 +230,12 @@ func (db *Provider) findRights(ctx context.Context, _ provider.DiagnosisLimits) 
 				few = append(few, need.right+" on "+db.cfg.Schema+"."+need.table)
 			}
 		}
-		if f := db.rightsFinding(name, many, "may do too much", "It can change what was recorded, or skip the rules of the tables.", "revoke", "from"); len(many) > 0 {
-			found = append(found, f)
-		}
-		if f := db.rightsFinding(name, few, "lacks rights", "Services that log in with it refuse to start, or fail.", "grant", "to"); len(few) > 0 {
-			found = append(found, f)
-		}
+		found = appendRights(found, name, many, "may do too much", "It can change what was recorded, or skip the rules of the tables.", "revoke", "from")
+		found = appendRights(found, name, few, "lacks rights", "Services that log in with it refuse to start, or fail.", "grant", "to")
 	}
 	fault, err := db.check(ctx, provider.AnyService)
 	if e := (*RightsError)(nil); err == nil && errors.As(fault, &e) && !isOperator(has, e.Role) {
-		found = append(found, db.rightsFinding(e.Role, e.Missing, "lacks rights", "A service that connects as this role refuses to start.", "grant", "to"))
+		found = appendRights(found, e.Role, e.Missing, "lacks rights", "A service that connects as this role refuses to start.", "grant", "to")
 	}
 	return found, err
 }
@@ -263,21 +250,124 @@ func isOperator(has map[string][]right, role string) bool {
 	return role == "kinora_operator" || role == "kinora_archiver" || role == "kinora_reader" || len(has[role]) == 0
 }
 
-func (db *Provider) rightsFinding(role string, rights []string, what, meaning, verb, to string) provider.Finding {
-	f := provider.Finding{
+// appendRights adds a finding about these rights of a role, if there are any.
+func appendRights(found []provider.Finding, role string, rights []string, what, meaning, verb, to string) []provider.Finding {
+	if len(rights) == 0 {
+		return found
+	}
+	name := role
+	if name != "public" {
+		name = pgx.Identifier{role}.Sanitize()
+	}
+	return append(found, provider.Finding{
 		Check: provider.FindingRights, Title: "The role " + role + " " + what, Meaning: meaning,
-		Facts: []provider.Fact{{Name: "rights", Value: strings.Join(rights, ", ")}},
+		Facts:  []provider.Fact{{Name: "rights", Value: strings.Join(rights, ", ")}},
+		Remedy: mapSlice(rights, func(r *string) string { return fmt.Sprintf("%s %s %s %s;", verb, *r, to, name) }),
+	})
+}
+
+const (
+	poolerTries = 5
+	poolerLimit = 2 * time.Second // for one statement of a probe
+)
+
+// findPooler checks with connections of its own whether prepared statements and LISTEN survive the end
+// of a transaction, as they do on a direct connection.
+func (db *Provider) findPooler(ctx context.Context, _ provider.DiagnosisLimits) (found []provider.Finding, err error) {
+	conn, err := connect(ctx, db.pool.Config())
+	if err != nil {
+		return nil, err
 	}
-	for _, r := range rights {
-		if strings.HasPrefix(r, "usage on schema ") {
-			f.Remedy = append(f.Remedy, fmt.Sprintf("grant %s to %s;", r, pgx.Identifier{role}.Sanitize()))
-			continue
-		}
-		name := role
-		if name != "public" {
-			name = pgx.Identifier{role}.Sanitize()
-		}
-		f.Remedy = append(f.Remedy, fmt.Sprintf("%s %s %s %s;", verb, r, to, name))
+	defer closeConn(ctx, conn)
+	other, err := connect(ctx, db.pool.Config())
+	if err != nil {
+		return nil, err
 	}
-	return f
+	defer closeConn(ctx, other)
+	loses, err := losesStatements(ctx, conn, other)
+	if err != nil {
+		return nil, err
+	}
+	if !loses {
+		return nil, nil
+	}
+	mode := db.pool.Config().ConnConfig.DefaultQueryExecMode
+	if mode == pgx.QueryExecModeCacheStatement || mode == pgx.QueryExecModeDescribeExec {
+		found = append(found, provider.Finding{
+			Blocks: true, // they would fail at random too
+			Check:  provider.FindingPooler, Title: "A pooler on the way loses prepared statements",
+			Meaning: "The pooler is in transaction mode and does not support prepared statements. Statements fail at random, or another client's statement runs.",
+			Facts:   []provider.Fact{{Name: "default_query_exec_mode", Value: mode.String()}},
+			Remedy:  []string{"add default_query_exec_mode=cache_describe to the connection string", "or use pgbouncer 1.21 or later with max_prepared_statements, or connect to the server"},
+		})
+	}
+	heard, err := hearsItself(ctx, conn, other)
+	if err == nil && !heard {
+		found = append(found, provider.Finding{
+			Check: provider.FindingPooler, Title: "A pooler on the way loses notifications",
+			Meaning: "LISTEN has no effect through a pooler in transaction mode. Services that run a postgres.Listener on this address are woken by polling only, about once a second.",
+			Remedy:  []string{"set postgres.ListenerConfig.DSN to the address of the server itself; if that is done, run kinora doctor with that address"},
+		})
+	}
+	return found, err
+}
+
+// losesStatements prepares a statement on conn, and runs it while other holds the session that it was
+// prepared in. Behind a pooler in transaction mode another session gets it then.
+func losesStatements(ctx context.Context, conn, other *pgx.Conn) (bool, error) {
+	for range poolerTries {
+		name := "kinora_" + strings.ToLower(rand.Text())
+		limited, cancel := context.WithTimeout(ctx, poolerLimit)
+		lost, err := func() (lost bool, err error) {
+			if _, err := conn.PgConn().Prepare(limited, name, "select 1", nil); err != nil {
+				return false, err
+			}
+			tx, err := other.Begin(limited)
+			if err != nil {
+				return false, err
+			}
+			defer func() { _ = tx.Rollback(limited) }()
+			if _, err := tx.Exec(limited, "select 1", pgx.QueryExecModeSimpleProtocol); err != nil {
+				return false, err
+			}
+			_, err = conn.PgConn().ExecPrepared(limited, name, nil, nil, nil).Close()
+			if e := pgError(err); e != nil && e.Code == "26000" { // it does not exist in this session
+				return true, nil
+			}
+			return false, err
+		}()
+		cancel()
+		if lost || err != nil {
+			// A pool of one session cannot serve both: nothing is known then.
+			if ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
+				return false, nil
+			}
+			return lost, err
+		}
+		if _, err := conn.Exec(ctx, "deallocate "+name, pgx.QueryExecModeSimpleProtocol); err != nil {
+			return pgError(err) != nil && pgError(err).Code == "26000", nil
+		}
+	}
+	return false, nil
+}
+
+// hearsItself reports whether conn gets a notification that other sends.
+func hearsItself(ctx context.Context, conn, other *pgx.Conn) (bool, error) {
+	channel := "kinora_probe_" + strings.ToLower(rand.Text())
+	if _, err := conn.Exec(ctx, "listen "+channel, pgx.QueryExecModeSimpleProtocol); err != nil {
+		return false, err
+	}
+	if _, err := other.Exec(ctx, "notify "+channel, pgx.QueryExecModeSimpleProtocol); err != nil {
+		return false, err
+	}
+	limited, cancel := context.WithTimeout(ctx, poolerLimit)
+	defer cancel()
+	if _, err := conn.WaitForNotification(limited); err != nil {
+		if ctx.Err() == nil && limited.Err() != nil {
+			return false, nil
+		}
+		return false, err
+	}
+	_, _ = conn.Exec(ctx, "unlisten "+channel, pgx.QueryExecModeSimpleProtocol)
+	return true, nil
 }

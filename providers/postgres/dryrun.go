@@ -91,9 +91,7 @@ type writtenTable struct {
 // if several had one of a pooler's connections each, none might get its second. Call end
 // afterwards.
 func (db *Provider) beginDryRun(ctx context.Context) (*dryRun, error) {
-	select {
-	case db.dryRuns <- struct{}{}:
-	case <-ctx.Done():
+	if !take(ctx, db.dryRuns) {
 		return nil, fmt.Errorf("dry run: wait for another one: %w", ctx.Err())
 	}
 	conn, err := connect(ctx, db.pool.Config())

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -146,11 +147,11 @@ func ofHandler(err error) error {
 }
 
 // classifyOwn classes an error of a Kinora statement or of acquiring a connection: it is not the
-// message's fault, except the server's errors about data (22) and limits (54).
+// message's fault, except the server's errors about data (22) and limits (54). An error of arguments has no class.
 func classifyOwn(ctx context.Context, err error) error {
 	switch e := pgError(err); {
-	case err == nil:
-		return nil
+	case err == nil || errors.Is(err, eventstore.ErrInvalid) || errors.Is(err, provider.ErrInput):
+		return err
 	case e != nil && (strings.HasPrefix(e.Code, "22") || strings.HasPrefix(e.Code, "54")):
 		return class(err)
 	case e == nil && errors.Is(ctx.Err(), context.Canceled):

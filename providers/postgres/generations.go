@@ -1,8 +1,8 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
@@ -42,7 +42,7 @@ retired as (
 	select $1::text, $2::int, 0, '', '', 'ended', '00000000-0000-0000-0000-000000000000', '[]'
 	from put where isnew and $4::text = 'retired'
 	on conflict on constraint checkpoints_pkey do update set mode = 'ended')
-select count(*) from put`
+select exists (select from put)`
 
 	retiredSQL = `
 select true from kinora.generations where projector = $1::text and generation = $2::int and state = 'retired' for share`
@@ -82,11 +82,8 @@ select (select count(*) from m) + (select count(*) from p)`
 
 // Generations implements provider.Builds.
 func (db *Provider) Generations(ctx context.Context, projector string) ([]provider.Generation, error) {
-	if err := provider.CheckStorable("projector", projector); err != nil {
-		return nil, wrap("list generations", err)
-	}
-	all, err := collect(ctx, db.pool, into(generationColumns), db.q(generationsSQL), planned, projector)
-	return all, classifyOwn(ctx, wrap("list generations", err))
+	all, err := read(ctx, db, "list generations", provider.CheckStorable("projector", projector), into(generationColumns), generationsSQL, planned, projector)
+	return all, classifyOwn(ctx, err)
 }
 
 func generationColumns(g *provider.Generation) []any {
@@ -110,16 +107,7 @@ func (db *Provider) SetGeneration(ctx context.Context, g provider.Generation) (s
 }
 
 func (db *Provider) queueGeneration(b *pgx.Batch, g provider.Generation, set *bool) {
-	data := g.Data
-	if len(data) == 0 {
-		data = json.RawMessage("{}")
-	}
-	b.Queue(db.q(setGenerationSQL), g.Projector, g.Generation, g.Revision, string(g.State), string(data)).QueryRow(func(row pgx.Row) error {
-		var n int
-		err := row.Scan(&n)
-		*set = n == 1
-		return err
-	})
+	queueRow(b, []any{set}, db.q(setGenerationSQL), g.Projector, g.Generation, g.Revision, string(g.State), cmp.Or(string(g.Data), "{}"))
 }
 
 // isSecond reports whether a generation would be the second one of its projector that is live, or
@@ -133,20 +121,14 @@ func (db *Provider) Unlogged(ctx context.Context, of provider.Build, handlers []
 	if err := provider.CheckPrune(of.Projector, handlers); err != nil {
 		return false, wrap("look up markers", err)
 	}
-	b := &pgx.Batch{}
-	b.Queue(inOrderSQL)
-	b.Queue(db.q(unloggedSQL), of.Number(), handlers).QueryRow(func(row pgx.Row) error { return row.Scan(&unlogged) })
-	err = db.pool.SendBatch(ctx, b).Close()
+	err = db.inOrder(ctx, db.pool, &unlogged, unloggedSQL, of.Number(), handlers)
 	return unlogged, classifyOwn(ctx, wrap("look up markers", err))
 }
 
 // ClearGeneration implements provider.Builds. The role must own the tables. To drop them it waits for
 // at most a second for transactions that use them: then the error is ClassTransient with CodeBusy.
 func (db *Provider) ClearGeneration(ctx context.Context, of provider.Build, handlers, tables []string, limit int) (n int, err error) {
-	err = provider.CheckPrune(of.Projector, handlers)
-	if err == nil {
-		err = provider.CheckTables(tables...)
-	}
+	err = cmp.Or(provider.CheckPrune(of.Projector, handlers), provider.CheckTables(tables...))
 	if err == nil && limit < 1 {
 		err = fmt.Errorf("%w: limit is %d: it must be at least 1", provider.ErrInput, limit)
 	}
@@ -161,11 +143,9 @@ func (db *Provider) ClearGeneration(ctx context.Context, of provider.Build, hand
 		if err != nil {
 			return err
 		}
-		b := &pgx.Batch{}
-		b.Queue(inOrderSQL)
-		b.Queue(db.q(clearGenerationSQL), of.Projector, of.Number(), handlers, limit).QueryRow(func(row pgx.Row) error { return row.Scan(&n) })
-		if err = tx.SendBatch(ctx, b).Close(); err == nil && n == 0 && len(tables) > 0 {
-			b = &pgx.Batch{}
+		err = db.inOrder(ctx, tx, &n, clearGenerationSQL, of.Projector, of.Number(), handlers, limit)
+		if err == nil && n == 0 && len(tables) > 0 {
+			b := &pgx.Batch{}
 			b.Queue(`set local lock_timeout = '1s'`)
 			b.Queue(`drop table if exists ` + quoted(tables...))
 			err = tx.SendBatch(ctx, b).Close()

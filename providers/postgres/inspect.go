@@ -95,16 +95,12 @@ select count(*) from restored`
 )
 
 // texts returns nil for an empty list.
-func texts[S ~string](statuses []S) []string {
-	var all []string
-	for _, s := range statuses {
-		all = append(all, string(s))
-	}
-	return all
+func texts[S ~string](list []S) []string {
+	return some(mapSlice(list, func(s *S) string { return string(*s) }))
 }
 
 func filterArgs(f provider.EntryFilter, limit int64) []any {
-	return []any{texts(f.Status), f.Topic, f.Key, f.Seqs, f.After, f.Stream, f.Older.Microseconds(), cmp.Or(int64(f.Limit), limit)}
+	return []any{planned, texts(f.Status), f.Topic, f.Key, f.Seqs, f.After, f.Stream, f.Older.Microseconds(), cmp.Or(int64(f.Limit), limit)}
 }
 
 // only reports whether f selects some of these statuses and no other.
@@ -121,9 +117,6 @@ const noLimit = 1 << 62
 
 // Entries implements outbox.Inspector.
 func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, error) {
-	if err := provider.CheckFilter(f); err != nil {
-		return nil, fmt.Errorf("list entries: %w", err)
-	}
 	query := entriesSQL
 	switch {
 	case only(f, outbox.Failed, outbox.Abandoned):
@@ -135,39 +128,32 @@ func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, err
 	case f.OnlyOpen():
 		query = bothEntriesSQL
 	}
-	rows, err := db.pool.Query(ctx, db.q(query), append([]any{planned}, filterArgs(f, 100)...)...)
-	if err == nil {
-		var entries []provider.Entry
-		if entries, err = pgx.CollectRows(rows, scanEntry); err == nil {
-			return entries, nil
-		}
-	}
-	return nil, fmt.Errorf("list entries: %w", explain(err))
+	return read(ctx, db.Provider, "list entries", provider.CheckFilter(f), scanEntry, query, filterArgs(f, 100)...)
 }
 
 // StatusCounts implements outbox.Inspector.
 func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.Status]int64, error) {
-	if err := provider.CheckFilter(provider.EntryFilter{Status: of}); err != nil {
-		return nil, fmt.Errorf("count entries: %w", err)
-	}
-	counts, query := provider.ZeroCounts(of), countsSQL
-	switch f := (provider.EntryFilter{Status: of}); {
+	f, query := provider.EntryFilter{Status: of}, countsSQL
+	switch {
 	case only(f, outbox.Failed, outbox.Abandoned):
 		query = stuckCountsSQL
 	case f.OnlyOpen():
 		query = openCountsSQL
 	}
-	rows, err := db.pool.Query(ctx, db.q(query), texts(of))
-	if err != nil {
-		return nil, fmt.Errorf("count entries: %w", explain(err))
+	return counted(ctx, db, "count entries", provider.CheckFilter(f), provider.ZeroCounts(of), query, texts(of))
+}
+
+// counted adds the rows of a statement, a status and a number each, to counts.
+func counted[S ~string](ctx context.Context, db *DB, doing string, invalid error, counts map[S]int64, sql string, args ...any) (map[S]int64, error) {
+	type count struct {
+		Status S
+		N      int64
 	}
-	var status outbox.Status
-	var n int64
-	_, err = pgx.ForEachRow(rows, []any{&status, &n}, func() error { counts[status] = n; return nil })
-	if err != nil {
-		return nil, fmt.Errorf("count entries: %w", explain(err))
+	all, err := read(ctx, db.Provider, doing, invalid, pgx.RowToStructByPos[count], sql, args...)
+	for _, c := range all {
+		counts[c.Status] = c.N
 	}
-	return counts, nil
+	return counts, err
 }
 
 // Requeue implements outbox.Inspector.
@@ -177,26 +163,12 @@ func (db *DB) Requeue(ctx context.Context, f outbox.Filter) (int, error) {
 	if f.Force {
 		window = 0
 	}
-	n, err := db.change(ctx, requeueSQL, f, window)
-	if err != nil {
-		return 0, fmt.Errorf("requeue entries: %w", err)
-	}
-	if n > 0 {
-		db.added()
-	}
-	return n, nil
+	return db.change(ctx, "requeue entries", requeueSQL, f, window)
 }
 
 // Skip implements outbox.Inspector.
 func (db *DB) Skip(ctx context.Context, f outbox.Filter) (int, error) {
-	n, err := db.change(ctx, skipSQL, f)
-	if err != nil {
-		return 0, fmt.Errorf("skip entries: %w", err)
-	}
-	if n > 0 {
-		db.added()
-	}
-	return n, nil
+	return db.change(ctx, "skip entries", skipSQL, f)
 }
 
 // lane identifies the entries that are published in order.
@@ -206,17 +178,13 @@ const restoreLanes = 10_000 // lanes of one statement
 
 // change runs a statement that returns the lanes of its changed entries and their numbers. A
 // negative number counts stale entries.
-func (db *Provider) change(ctx context.Context, statement string, f provider.EntryFilter, more ...any) (n int, err error) {
+func (db *Provider) change(ctx context.Context, doing, statement string, f provider.EntryFilter, more ...any) (n int, err error) {
 	if err := provider.CheckFilter(f); err != nil {
-		return 0, err
+		return 0, wrap(doing, err)
 	}
-	args := append([]any{planned}, append(filterArgs(f, noLimit), more...)...)
 	var topics, keys []string
 	err = db.inTx(ctx, func(tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, db.q(statement), args...)
-		if err != nil {
-			return err
-		}
+		rows, _ := tx.Query(ctx, db.q(statement), append(filterArgs(f, noLimit), more...)...) // the rows return its error too
 		var l lane
 		var some int
 		if _, err := pgx.ForEachRow(rows, []any{&l.topic, &l.key, &some}, func() error {
@@ -238,7 +206,10 @@ func (db *Provider) change(ctx context.Context, statement string, f provider.Ent
 		return nil
 	})
 	if err != nil {
-		return 0, explain(err)
+		return 0, wrap(doing, explain(err))
+	}
+	if n > 0 {
+		db.added()
 	}
 	return n, nil
 }

@@ -50,22 +50,14 @@ order by position desc limit 1`
 	// $3 is the number of positions that a page with a filter covers.
 	logScanned = `(select position + $3::bigint - 1 from kinora.events where position > $1::bigint order by position limit 1)`
 
+	// $4 is true without data and metadata.
 	logSQL = `
-select position, stream, version, id, type, schema_version, data, metadata, recorded_at
+select position, stream, version, id, type, schema_version, case when not $4::boolean then data end, case when not $4::boolean then metadata end, recorded_at
 from kinora.events where position > $1::bigint and position <= $2::bigint order by position limit $3::int`
 
-	logNoDataSQL = `
-select position, stream, version, id, type, schema_version, null::jsonb, null::jsonb, recorded_at
-from kinora.events where position > $1::bigint and position <= $2::bigint order by position limit $3::int`
-
-	// A page with a filter covers positions up to the settled one, or up to $5 if it reaches that.
+	// A page with a filter covers positions up to the settled one, or up to $5 if it reaches that. $10 is $4 of logSQL.
 	logFilteredSQL = `
-select position, stream, version, id, type, schema_version, data, metadata, recorded_at ` + logFiltered
-
-	logFilteredNoDataSQL = `
-select position, stream, version, id, type, schema_version, null::jsonb, null::jsonb, recorded_at ` + logFiltered
-
-	logFiltered = `
+select position, stream, version, id, type, schema_version, case when not $10::boolean then data end, case when not $10::boolean then metadata end, recorded_at
 from kinora.events
 where position > $1::bigint and position <= case when ` + logScanned + ` < $2::bigint then ` + logScanned + ` else $5::bigint end
 	and ($6::text[] is null or split_part(stream, '-', 1) = any($6::text[])) and ($7::text[] is null or type = any($7::text[]))
@@ -97,11 +89,8 @@ select position, stream, version, id, type, schema_version, data, metadata, reco
 func (db *Provider) LogStreams(ctx context.Context, versions map[string]int64, after int64) ([]eventstore.Raw, error) {
 	streams := slices.Collect(maps.Keys(versions))
 	last := mapSlice(streams, func(stream *string) int64 { return versions[*stream] })
-	found, err := collect(ctx, db.pool, func(row pgx.CollectableRow) (eventstore.Raw, error) {
-		e, _, err := scanRaw(row)
-		return e, err
-	}, db.q(logStreamsSQL), planned, streams, last, after)
-	return found, classifyOwn(ctx, wrap("read streams of the log", err))
+	found, err := read(ctx, db, "read streams of the log", nil, scanEvent, logStreamsSQL, planned, streams, last, after)
+	return found, classifyOwn(ctx, err)
 }
 
 // LogPage implements provider.Log.
@@ -110,14 +99,15 @@ func (db *Provider) LogPage(ctx context.Context, q provider.LogQuery) (provider.
 		return provider.LogPage{}, err
 	}
 	q.Limit = cmp.Or(q.Limit, provider.LogPageEvents)
-	page, err := db.logPage(ctx, q)
-	for try := 1; try < 3 && errors.Is(err, errBranch); try++ {
-		page, err = db.logPage(ctx, q)
+	for try := 1; ; try++ {
+		page, err := db.logPage(ctx, q)
+		switch {
+		case err == nil:
+			return page, nil
+		case try == 3 || !errors.Is(err, errBranch):
+			return provider.LogPage{}, classifyOwn(ctx, fmt.Errorf("read the log after %d: %w", q.After, err))
+		}
 	}
-	if err != nil {
-		return provider.LogPage{}, classifyOwn(ctx, fmt.Errorf("read the log after %d: %w", q.After, err))
-	}
-	return page, nil
 }
 
 // errBranch: the rows are of another branch than the settled position.
@@ -127,7 +117,7 @@ func (db *Provider) logPage(ctx context.Context, q provider.LogQuery) (provider.
 	is := db.log.known()
 	r := logRows{settled: -1}
 	if q.After < is.position && !q.Unsettled { // a page of settled events needs no sighting
-		r = newLogRows(q, is.branch, is.position, db.logSize.limit(q))
+		r = db.newLogRows(q, is.branch, is.position)
 		if err := r.read(ctx, db); err != nil || r.full {
 			r.page.More, r.page.Full = true, r.full
 			return r.page, err
@@ -138,18 +128,14 @@ func (db *Provider) logPage(ctx context.Context, q provider.LogQuery) (provider.
 		return r.page, err
 	}
 	if settled != r.settled {
-		r = newLogRows(q, is.branch, settled, db.logSize.limit(q))
+		r = db.newLogRows(q, is.branch, settled)
 		if err := r.read(ctx, db); err != nil {
 			return r.page, err
 		}
 	}
-	last := r.page.End.Position
-	if n := len(r.page.Events); n > 0 {
-		last = max(last, r.page.Events[n-1].Position)
-	}
 	whole := q.Unsettled && !r.full && !r.young // it has all visible events
 	r.page.Full = r.full
-	r.page.More = r.full || is.head > last && !whole
+	r.page.More = r.full || is.head > r.reached().Position && !whole
 	r.page.Waiting = open
 	return r.page, nil
 }
@@ -169,10 +155,17 @@ type logRows struct {
 	hidden  func() error
 }
 
-func newLogRows(q provider.LogQuery, branch string, settled int64, limit int) logRows {
-	return logRows{LogQuery: q, branch: branch, settled: settled, limit: limit, page: provider.LogPage{
-		End: provider.LogPlace{Position: q.After}, Server: branch,
-	}}
+func (db *Provider) newLogRows(q provider.LogQuery, branch string, settled int64) logRows {
+	page := provider.LogPage{End: provider.LogPlace{Position: q.After}, Server: branch}
+	return logRows{LogQuery: q, branch: branch, settled: settled, limit: db.logSize.limit(q), page: page}
+}
+
+// reached returns the place of the last event of the page, or its end.
+func (r *logRows) reached() provider.LogPlace {
+	if n := len(r.page.Events); n > 0 && r.page.Events[n-1].Position > r.page.End.Position {
+		return placeOfEvent(&r.page.Events[n-1])
+	}
+	return r.page.End
 }
 
 func (r *logRows) read(ctx context.Context, db *Provider) error {
@@ -218,7 +211,7 @@ func (r *logRows) batch(db *Provider) *pgx.Batch {
 		upper = math.MaxInt64
 	}
 	if !r.filtered() {
-		b.Queue(db.q(pickData(r.NoData, logSQL, logNoDataSQL)), r.After, upper, r.limit+1).Query(r.scan)
+		b.Queue(db.q(logSQL), r.After, upper, r.limit+1, r.NoData).Query(r.scan)
 		return b
 	}
 	scan := int64(provider.LogPageScan)
@@ -230,17 +223,10 @@ func (r *logRows) batch(db *Provider) *pgx.Batch {
 		return err
 	})
 	if !r.selectsNone() {
-		b.Queue(db.q(pickData(r.NoData, logFilteredSQL, logFilteredNoDataSQL)),
-			r.After, r.settled, scan, r.limit+1, upper, r.Filter.Categories, r.Filter.Types, r.Share, r.Shares).Query(r.scan)
+		b.Queue(db.q(logFilteredSQL), r.After, r.settled, scan, r.limit+1, upper,
+			r.Filter.Categories, r.Filter.Types, r.Share, r.Shares, r.NoData).Query(r.scan)
 	}
 	return b
-}
-
-func pickData(none bool, with, without string) string {
-	if none {
-		return without
-	}
-	return with
 }
 
 // placeOf returns the place of an event and further columns. The place is zero if there is no row.
@@ -276,6 +262,11 @@ func (r *logRows) scan(rows pgx.Rows) error {
 	return rows.Err()
 }
 
+func scanEvent(row pgx.CollectableRow) (eventstore.Raw, error) {
+	e, _, err := scanRaw(row)
+	return e, err
+}
+
 func scanRaw(rows pgx.CollectableRow) (raw eventstore.Raw, bytes int, err error) {
 	var id uuid.UUID
 	var metadata []byte
@@ -286,6 +277,10 @@ func scanRaw(rows pgx.CollectableRow) (raw eventstore.Raw, bytes int, err error)
 	raw.ID, raw.RecordedAt = id.String(), raw.RecordedAt.UTC()
 	raw.Metadata = metadataOf(metadata)
 	return raw, len(raw.Data) + len(metadata), nil
+}
+
+func placeOfEvent(e *eventstore.Raw) provider.LogPlace {
+	return provider.LogPlace{Position: e.Position, ID: e.ID, RecordedAt: e.RecordedAt}
 }
 
 // metadataOf returns stored metadata. What other software wrote in another form is left out: an error
@@ -303,9 +298,9 @@ func (r *logRows) end() {
 		r.page.End = r.last
 		return
 	}
-	for i := len(r.page.Events) - 1; i >= 0; i-- {
+	for i := range slices.Backward(r.page.Events) {
 		if e := &r.page.Events[i]; e.Position <= r.settled {
-			r.page.End = provider.LogPlace{Position: e.Position, ID: e.ID, RecordedAt: e.RecordedAt}
+			r.page.End = placeOfEvent(e)
 			return
 		}
 	}
@@ -314,10 +309,7 @@ func (r *logRows) end() {
 // dropYoung ends the page at the last event of the log that is old enough, if that is within the
 // page.
 func (r *logRows) dropYoung(ctx context.Context, db *Provider) error {
-	last := r.page.End
-	if n := len(r.page.Events); n > 0 && r.page.Events[n-1].Position > last.Position {
-		last.Position, last.RecordedAt = r.page.Events[n-1].Position, r.page.Events[n-1].RecordedAt
-	}
+	last := r.reached()
 	if last.Position == r.After || !last.RecordedAt.After(r.now.Add(-r.Age)) {
 		return nil
 	}

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/eventstore"
@@ -55,15 +54,9 @@ func (x logIndex) Next(ctx context.Context, after int64) (provider.LogPlace, err
 	return placeOf(x.db.pool.QueryRow(ctx, x.db.q(logNextSQL), planned, after))
 }
 
-// roundUp returns t in PostgreSQL's microseconds, or the next one. pgx rounds down.
-func roundUp(t time.Time) time.Time { return t.Add(time.Microsecond - 1).Truncate(time.Microsecond) }
-
 func (x logIndex) Since(ctx context.Context, after int64, t time.Time) (before int64, found bool, err error) {
-	err = x.db.pool.QueryRow(ctx, x.db.q(logSinceSQL), planned, after, roundUp(t)).Scan(&before)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return 0, false, nil
-	}
-	return before, err == nil, err
+	found, err = x.db.row(ctx, "look for a time", nil, []any{&before}, logSinceSQL, planned, after, roundUp(t))
+	return before, found, err
 }
 
 // LogPosition implements provider.Log.
@@ -74,48 +67,33 @@ func (db *Provider) LogPosition(ctx context.Context, from eventstore.From) (int6
 
 // CountLog implements provider.LogCounter.
 func (db *Provider) CountLog(ctx context.Context, types []string, after, to int64) (n int64, err error) {
-	err = db.pool.QueryRow(ctx, db.q(logCountSQL), planned, after, to, types).Scan(&n)
-	return n, classifyOwn(ctx, wrap("count events", err))
+	_, err = db.row(ctx, "count events", nil, []any{&n}, logCountSQL, planned, after, to, types)
+	return n, classifyOwn(ctx, err)
 }
 
 // LogPlaces implements provider.Log.
 func (db *Provider) LogPlaces(ctx context.Context, ids []string) (map[string]provider.LogPlace, error) {
-	places := map[string]provider.LogPlace{}
-	known := provider.EventIDs(ids)
-	if len(known) == 0 {
-		return places, wrap("find events by id", ctx.Err())
-	}
-	rows, err := db.pool.Query(ctx, db.q(logPlacesSQL), planned, known)
-	if err == nil {
-		var p provider.LogPlace
-		var id uuid.UUID
-		_, err = pgx.ForEachRow(rows, []any{&p.Position, &id, &p.RecordedAt}, func() error {
-			p.ID, p.RecordedAt = id.String(), p.RecordedAt.UTC()
-			places[p.ID] = p
-			return nil
-		})
-	}
-	if err != nil {
-		return nil, classifyOwn(ctx, fmt.Errorf("find events by id: %w", err))
-	}
-	return places, nil
+	place := func(row pgx.CollectableRow) (provider.LogPlace, error) { return placeOf(row) }
+	return byID(ctx, db, "find events by id", ids, place, func(p *provider.LogPlace) string { return p.ID }, logPlacesSQL)
 }
 
 // LogEvents implements provider.Log.
 func (db *Provider) LogEvents(ctx context.Context, ids []string) (map[string]eventstore.Raw, error) {
-	events := map[string]eventstore.Raw{}
+	return byID(ctx, db, "read events by id", ids, scanEvent, func(e *eventstore.Raw) string { return e.ID }, logEventsSQL)
+}
+
+// byID runs a statement that looks events up.
+func byID[T any](ctx context.Context, db *Provider, doing string, ids []string, row pgx.RowToFunc[T], id func(*T) string, sql string) (map[string]T, error) {
+	found := map[string]T{}
 	known := provider.EventIDs(ids)
 	if len(known) == 0 {
-		return events, wrap("read events by id", ctx.Err())
+		return found, wrap(doing, ctx.Err())
 	}
-	found, err := collect(ctx, db.pool, func(row pgx.CollectableRow) (eventstore.Raw, error) {
-		e, _, err := scanRaw(row)
-		return e, err
-	}, db.q(logEventsSQL), planned, known)
-	for _, e := range found {
-		events[e.ID] = e
+	all, err := read(ctx, db, doing, nil, row, sql, planned, known)
+	for i := range all {
+		found[id(&all[i])] = all[i]
 	}
-	return events, classifyOwn(ctx, wrap("read events by id", err))
+	return found, classifyOwn(ctx, err)
 }
 
 // LogID implements provider.Log. The branch is the oid of the database and the timeline of the

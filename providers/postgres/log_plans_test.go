@@ -19,8 +19,8 @@ func TestThePlansOfTheLog(t *testing.T) {
 	t.Parallel()
 	types := []string{"t"}
 	batched := map[string][]any{
-		"headSQL": {0}, "logSQL": {0, 50_000, 501}, "logNoDataSQL": {0, 50_000, 501}, "logEndSQL": {0, 50_000, 20_000},
-		"logFilteredSQL": {0, 50_000, 20_000, 501, 50_000, nil, types, 0, 0}, "logFilteredNoDataSQL": {0, 50_000, 20_000, 501, 50_000, types, types, 2, 8},
+		"headSQL": {0}, "logSQL": {0, 50_000, 501, false}, "logEndSQL": {0, 50_000, 20_000},
+		"logFilteredSQL": {0, 50_000, 20_000, 501, 50_000, nil, types, 2, 8, true},
 	}
 	single := map[string][]any{
 		"logOldSQL": {0, 1_000_000}, "logHeadSQL": nil, "logNextSQL": {0}, "logSinceSQL": {0, "2020-01-01"}, "logPlacesSQL": {[]string{uuid.NewString()}},

@@ -79,13 +79,8 @@ func (db *Provider) sight(ctx context.Context, from int64) (s sighting, err erro
 	var replica, subscriber, trigger, sequence bool
 	b := &pgx.Batch{}
 	hidden := db.queueByIndex(b)
-	b.Queue(db.q(headSQL), from).QueryRow(func(row pgx.Row) error {
-		return row.Scan(&s.branch, &replica, &s.head, &s.whole, &subscriber, &trigger, &sequence)
-	})
-	b.Queue(db.q(holdersSQL)).Query(func(rows pgx.Rows) (err error) {
-		s.holders, err = pgx.CollectRows(rows, pgx.RowTo[string])
-		return err
-	})
+	queueRow(b, []any{&s.branch, &replica, &s.head, &s.whole, &subscriber, &trigger, &sequence}, db.q(headSQL), from)
+	queueAll(b, &s.holders, pgx.RowTo[string], db.q(holdersSQL))
 	if err := db.pool.SendBatch(ctx, b).Close(); err != nil {
 		return s, cmp.Or(hidden(), explain(err))
 	}
@@ -94,25 +89,22 @@ func (db *Provider) sight(ctx context.Context, from int64) (s sighting, err erro
 	case replica:
 		reason = "the server is a replica: connect to the primary (target_session_attrs=read-write)"
 	case subscriber:
-		reason = "a logical subscription writes %s.events: read the log on the publisher, or drop the subscription"
+		reason = "a logical subscription writes kinora.events: read the log on the publisher, or drop the subscription"
 	case !trigger:
-		reason = "the trigger hold_gap of %[1]s.events is missing, disabled, or off in some sessions: alter table %[1]s.events enable always trigger hold_gap"
+		reason = "the trigger hold_gap of kinora.events is missing, disabled, or off in some sessions: alter table kinora.events enable always trigger hold_gap"
 	case !sequence:
-		reason = "the sequence of %[1]s.events draws positions out of order: alter table %[1]s.events alter position " +
+		reason = "the sequence of kinora.events draws positions out of order: alter table kinora.events alter position " +
 			"set cache 1 set increment 1 set no cycle, and end the sessions that have appended"
 	default:
 		return s, nil
 	}
-	if !replica {
-		reason = fmt.Sprintf(reason, db.cfg.Schema)
-	}
-	return s, fmt.Errorf("%w: %s", eventstore.ErrUnsafeLog, reason)
+	return s, fmt.Errorf("%w: %s", eventstore.ErrUnsafeLog, db.q(reason))
 }
 
 // queueByIndex queues byIndexSQL. After the batch, hidden returns an error if a policy hides events from the session's role.
 func (db *Provider) queueByIndex(b *pgx.Batch) (hidden func() error) {
 	var active bool
-	b.Queue(db.q(byIndexSQL)).QueryRow(func(row pgx.Row) error { return row.Scan(nil, nil, nil, &active) })
+	queueRow(b, []any{nil, nil, nil, &active}, db.q(byIndexSQL))
 	return func() error {
 		if !active {
 			return nil
@@ -186,12 +178,10 @@ func (s *settling) add(now sighting) settled {
 
 // look adds a sighting. The returned position is settled for a reader that has read up to after.
 func (db *Provider) look(ctx context.Context, after int64) (is settled, position int64, err error) {
-	select {
-	case db.log.turn <- struct{}{}:
-		defer func() { <-db.log.turn }()
-	case <-ctx.Done():
+	if !take(ctx, db.log.turn) {
 		return is, 0, ctx.Err()
 	}
+	defer func() { <-db.log.turn }()
 	from := max(after, db.log.known().position)
 	now, err := db.sight(ctx, from)
 	if err != nil {
@@ -214,8 +204,8 @@ const (
 // settle waits until the events that are visible at its beginning are settled, at most settleLimit.
 // Then it returns the settled position, and the appends that are still open.
 func (db *Provider) settle(ctx context.Context, after int64) (is settled, position int64, open []provider.OpenAppend, err error) {
-	limit := time.NewTimer(settleLimit)
-	defer limit.Stop()
+	limit, cancel := context.WithTimeout(ctx, settleLimit)
+	defer cancel()
 	wanted := int64(-1)
 	for pause := (pauses.Doubling{First: settlePauseMin, Longest: settlePauseMax}); ; {
 		if is, position, err = db.look(ctx, after); err != nil {
@@ -227,16 +217,9 @@ func (db *Provider) settle(ctx context.Context, after int64) (is settled, positi
 		if position >= wanted {
 			return is, position, nil, nil
 		}
-		next := time.NewTimer(pause.Next())
-		select {
-		case <-next.C:
-		case <-limit.C:
-			next.Stop()
+		if pauses.Wait(limit, pause.Next(), nil); limit.Err() != nil {
 			open, err = db.openAppends(ctx, is, wanted)
 			return is, position, open, err
-		case <-ctx.Done():
-			next.Stop()
-			return is, 0, nil, ctx.Err()
 		}
 	}
 }
@@ -249,9 +232,6 @@ func (db *Provider) openAppends(ctx context.Context, is settled, before int64) (
 			holders = append(holders, h)
 		}
 	}
-	rows, err := db.pool.Query(ctx, db.q(openAppendsSQL), holders)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, into(func(o *provider.OpenAppend) []any { return []any{&o.Backend, scanTime(&o.Since)} }))
+	columns := func(o *provider.OpenAppend) []any { return []any{&o.Backend, scanTime(&o.Since)} }
+	return collect(ctx, db.pool, into(columns), db.q(openAppendsSQL), holders)
 }

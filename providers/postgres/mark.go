@@ -2,8 +2,8 @@ package postgres
 
 import (
 	"context"
-	"fmt"
 	"slices"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -96,12 +96,10 @@ func (db *Provider) MarkEntries(ctx context.Context, marks []outbox.Mark) (late 
 	}
 	if seqs := dropped(marks); len(seqs) > 0 {
 		done, err := db.mark(ctx, dropEntriesSQL, seqs, uuid.UUID(marks[0].Token))
-		switch {
-		case err != nil:
+		if err != nil {
 			return nil, err
-		case len(done) == len(seqs):
-			return nil, nil
-		case len(done) > 0:
+		}
+		if len(done) > 0 {
 			return without(seqs, done), nil
 		}
 		// Here an entry is held, or all marks are late.
@@ -110,20 +108,17 @@ func (db *Provider) MarkEntries(ctx context.Context, marks []outbox.Mark) (late 
 	if len(first) == 0 {
 		return late, nil
 	}
-	seqs := column(first, func(m outbox.Mark) int64 { return m.Seq })
+	seqs := mapSlice(first, func(m *outbox.Mark) int64 { return m.Seq })
 	done, err := db.mark(ctx, markEntriesSQL, seqs,
-		column(first, func(m outbox.Mark) uuid.UUID { return uuid.UUID(m.Token) }),
-		column(first, func(m outbox.Mark) string { return string(m.To) }),
-		column(first, func(m outbox.Mark) int64 { return m.After.Microseconds() }),
-		column(first, func(m outbox.Mark) string { return m.Error }),
-		column(first, func(m outbox.Mark) bool { return m.Drop }))
+		mapSlice(first, func(m *outbox.Mark) uuid.UUID { return uuid.UUID(m.Token) }),
+		mapSlice(first, func(m *outbox.Mark) string { return string(m.To) }),
+		mapSlice(first, func(m *outbox.Mark) int64 { return m.After.Microseconds() }),
+		mapSlice(first, func(m *outbox.Mark) string { return m.Error }),
+		mapSlice(first, func(m *outbox.Mark) bool { return m.Drop }))
 	if err != nil {
 		return nil, err
 	}
-	if len(done) < len(seqs) {
-		late = append(late, without(seqs, done)...)
-	}
-	return late, nil
+	return append(late, without(seqs, done)...), nil
 }
 
 // dropped returns the Seqs of marks if all of them delete published entries of one claim, in
@@ -156,6 +151,9 @@ func distinct(marks []outbox.Mark) (first []outbox.Mark, late []int64) {
 
 // without returns the seqs that are not in done.
 func without(seqs, done []int64) (rest []int64) {
+	if len(done) == len(seqs) {
+		return nil
+	}
 	slices.Sort(done)
 	for _, seq := range seqs {
 		if _, ok := slices.BinarySearch(done, seq); !ok {
@@ -165,29 +163,200 @@ func without(seqs, done []int64) (rest []int64) {
 	return rest
 }
 
-func column[T any](marks []outbox.Mark, of func(outbox.Mark) T) []T {
-	all := make([]T, len(marks))
-	for i, m := range marks {
-		all[i] = of(m)
-	}
-	return all
-}
-
 // mark runs a statement that returns the ids that it changed. The first argument has the ids that
 // it may change.
 func (db *Provider) mark(ctx context.Context, sql string, seqs []int64, args ...any) (done []int64, err error) {
 	crash.Point("mark: before")
-	// the rows return its error too
-	rows, _ := db.pool.Query(ctx, db.q(sql), append([]any{planned, seqs}, args...)...)
-	done = make([]int64, 0, len(seqs))
-	var id int64
-	_, err = pgx.ForEachRow(rows, []any{&id}, func() error {
-		done = append(done, id)
-		return nil
-	})
+	rows, _ := db.pool.Query(ctx, db.q(sql), append([]any{planned, seqs}, args...)...) // the rows return its error too
+	done, err = pgx.AppendRows(make([]int64, 0, len(seqs)), rows, pgx.RowTo[int64])
 	crash.Point("mark: after")
-	if err != nil {
-		return nil, fmt.Errorf("mark entries: %w", explain(err))
+	return done, wrap("mark entries", explain(err))
+}
+
+// Holding takes two statements in one transaction. The first locks the first entry of each key
+// that others wait for. The second, with a newer snapshot, holds the entries behind them. A
+// transaction that changes an entry for which others wait must have its lock, and releases the
+// held ones with a newer snapshot still. So either it comes first, and the entry is no longer
+// locked here, or it finds the held entries. Nothing here waits for a lock.
+//
+// An earlier statement finds the entries to lock: it scans some stuck ones, from the end of the
+// last scan on, and at most all of them once. One relay at a time does this for all relays.
+const (
+	tryHoldSQL = `select pg_try_advisory_xact_lock($1::int, $2::int)`
+
+	stuckHeadsSQL = `
+with ck as materialized (select clock_timestamp() t),
+ahead as materialized (
+	select o.topic, o.key, o.id, ` + waitsLong + ` as waits from kinora.outbox o, ck
+	where o.stuck and (o.topic, o.key, o.id) > ($2::text, $3::text, $4::bigint)
+	order by o.topic, o.key, o.id limit $5::int),
+wrapped as materialized (
+	select o.topic, o.key, o.id, ` + waitsLong + ` as waits from kinora.outbox o, ck
+	where o.stuck and (o.topic, o.key, o.id) <= ($2::text, $3::text, $4::bigint)
+	order by o.topic, o.key, o.id limit $5::int - (select count(*) from ahead)),
+heads as materialized (
+	select distinct on (topic, key) topic, key, id from (select * from ahead union all select * from wrapped) scanned
+	where waits order by topic, key, id),
+last as materialized (
+	(select 2 as part, topic, key, id from wrapped order by topic desc, key desc, id desc limit 1)
+	union all
+	(select 1 as part, topic, key, id from ahead order by topic desc, key desc, id desc limit 1)
+	order by part desc limit 1)
+select array(
+	select h.id from heads h
+	where case when exists (
+		select from kinora.outbox f
+		where f.open and f.topic <> '' and f.topic = h.topic and f.key = h.key and f.id > h.id and f.status = 'pending') then true else false end),
+	coalesce((select topic from last), ''), coalesce((select key from last), ''), coalesce((select id from last), 0)`
+	// stuck entries that one call scans; the next call continues
+	stuckScan = 2000
+
+	lockHeadsSQL = `
+with ck as materialized (select clock_timestamp() t)
+select o.id, o.topic, o.key from kinora.outbox o, ck
+where o.id = any($3::bigint[]) and ` + waitsLong + `
+order by o.id limit $2::bigint
+for update of o skip locked`
+
+	waitsLong = `(o.status = 'abandoned' or o.status = 'failed' and o.next_attempt_at >= ck.t + $1::bigint * interval '1 microsecond')`
+
+	holdEntriesSQL = `
+update kinora.outbox o set status = 'held', open = false, held = true
+where o.id = any(array(
+	select f.id from unnest($1::bigint[], $2::text[], $3::text[]) with ordinality h(id, topic, key, o), lateral (
+		select f.id from kinora.outbox f
+		where f.open and f.topic <> '' and f.topic = h.topic and f.key = h.key and f.id > h.id and f.status = 'pending'
+		order by f.id limit $4::bigint
+		for update skip locked) f
+	limit $4::bigint))`
+
+	// Walks the lanes with held or abandoned entries by the index. If the first of them is held
+	// and no open entry precedes it, it waits for none.
+	restoreOrphansSQL = `
+with recursive walked as (
+	(select topic, key, id, status, 1 as n from kinora.outbox where held and topic <> '' and (topic, key) > ($1::text, $2::text)
+	order by topic, key, id limit 1)
+	union all
+	select f.topic, f.key, f.id, f.status, w.n + 1 from walked w, lateral (
+		select topic, key, id, status from kinora.outbox where held and topic <> '' and (topic, key) > (w.topic, w.key)
+		order by topic, key, id limit 1) f
+	where w.n < $3::int),
+lanes as (
+	select w.topic, w.key from walked w
+	where w.status = 'held' and case when exists (
+		select from kinora.outbox e
+		where e.open and e.topic <> '' and e.topic = w.topic and e.key = w.key and e.id < w.id) then false else true end),` + noneGone + restored + `
+select (select count(*) from restored), coalesce(max(topic) filter (where n = $3::int), ''), coalesce(max(key) filter (where n = $3::int), '')
+from walked`
+	// lanes that one call scans; the next call continues
+	orphanLanes = 1000
+)
+
+// places are where the next scans for orphans and for stuck entries begin.
+type places struct {
+	orphans, stuck lane
+	id             int64 // of the stuck entry
+}
+
+// HoldEntries implements provider.EntryMaintainer.
+func (db *Provider) HoldEntries(ctx context.Context, long time.Duration, limit int) (n int, err error) {
+	limit = max(limit, 0)
+	var from places
+	if last := db.scans.Load(); last != nil {
+		from = *last
 	}
-	return done, nil
+	to, restored := from, 0
+	err = db.inTx(ctx, func(tx pgx.Tx) error {
+		var mine bool
+		if err := tx.QueryRow(ctx, tryHoldSQL, lockClassHold, lockKey(db.cfg.Schema)).Scan(&mine); err != nil || !mine {
+			return err
+		}
+		var heads []int64
+		b := &pgx.Batch{}
+		queueRow(b, []any{&restored, &to.orphans.topic, &to.orphans.key}, db.q(restoreOrphansSQL), from.orphans.topic, from.orphans.key, orphanLanes)
+		queueRow(b, []any{&heads, &to.stuck.topic, &to.stuck.key, &to.id},
+			db.q(stuckHeadsSQL), long.Microseconds(), from.stuck.topic, from.stuck.key, from.id, stuckScan)
+		if err := tx.SendBatch(ctx, b).Close(); err != nil || len(heads) == 0 {
+			return err
+		}
+		n, err = db.holdBehind(ctx, tx, long, limit, heads)
+		return err
+	})
+	if err != nil {
+		return 0, wrap("hold entries", explain(err))
+	}
+	if n == limit {
+		to.stuck, to.id = from.stuck, from.id // there may be more entries behind these
+	}
+	db.scans.Store(&to)
+	if restored > 0 {
+		db.added()
+	}
+	return n, nil
+}
+
+// holdBehind holds the entries behind these, if others still wait for them.
+func (db *Provider) holdBehind(ctx context.Context, tx pgx.Tx, long time.Duration, limit int, heads []int64) (int, error) {
+	rows, _ := tx.Query(ctx, db.q(lockHeadsSQL), planned, long.Microseconds(), limit, heads) // the rows return its error too
+	var ids []int64
+	var topics, keys []string
+	var id int64
+	var l lane
+	err := eachRow(rows, []any{&id, &l.topic, &l.key}, func() {
+		ids, topics, keys = append(ids, id), append(topics, l.topic), append(keys, l.key)
+	})
+	if err != nil || len(ids) == 0 {
+		return 0, err
+	}
+	tag, err := tx.Exec(ctx, db.q(holdEntriesSQL), planned, ids, topics, keys, limit)
+	return int(tag.RowsAffected()), err
+}
+
+// inTx runs fn in a transaction.
+func (db *Provider) inTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
+	crash.Point("transaction: before")
+	err := pgx.BeginTxFunc(ctx, db.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		err := fn(tx)
+		crash.Point("transaction: before its commit")
+		return err
+	})
+	crash.Point("transaction: after")
+	return err
+}
+
+const deleteScan = 2000 // entries that one call scans
+
+// A published or skipped entry does not change any more, so a scanned one can be deleted, unless
+// another relay is deleting it. If all scanned entries were created within the shorter retention,
+// the later ones are not old enough. Rows with a creation time in the future, which other writers
+// left, do not count.
+const deleteEntriesSQL = `
+with ck as materialized (select clock_timestamp() t),
+keep as materialized (
+	select t - $3::bigint * interval '1 microsecond' as published, t - $4::bigint * interval '1 microsecond' as skipped from ck),
+scanned as materialized (
+	select o.id, o.created_at,
+		o.status = 'published' and $3::bigint > 0 and o.published_at < keep.published
+			or o.status = 'skipped' and o.next_attempt_at < keep.skipped as over
+	from (select * from kinora.outbox where id > $1::bigint order by id limit $2::bigint) o, keep),
+deleted as (
+	delete from kinora.outbox where id = any(array(
+		select o.id from kinora.outbox o
+		where o.id = any(array(select id from scanned where over)) and o.status in ('published', 'skipped')
+		order by o.id for update skip locked))
+	returning id)
+select (select count(*) from deleted), case
+	when count(*) = $2::bigint and coalesce(min(created_at) filter (where created_at <= (select t from ck)), '-infinity') <= (select case when $3::bigint > 0 then greatest(published, skipped) else skipped end from keep) then max(id)
+	else 0 end
+from scanned`
+
+// DeleteEntries implements provider.EntryMaintainer.
+func (db *Provider) DeleteEntries(ctx context.Context, keep outbox.EntryRetention, after int64) (n int, next int64, err error) {
+	// rounded up: only zero is zero
+	published := (keep.Published + time.Microsecond - 1).Microseconds()
+	_, err = db.row(ctx, "delete entries", nil, []any{&n, &next}, deleteEntriesSQL, planned, after, deleteScan, published, keep.Skipped.Microseconds())
+	if err != nil {
+		next = after
+	}
+	return n, next, err
 }

@@ -160,18 +160,6 @@ func (w *unit) queueOpen(b *pgx.Batch) {
 // took a tenth of the time of a unit whose read model is in Redis.
 const fewLanes = 16
 
-// queueRows queues a statement. It calls found for each row of the result, with the row's columns
-// in row.
-func queueRows(b *pgx.Batch, row []any, found func(), sql string, args ...any) {
-	b.Queue(sql, args...).Query(func(rows pgx.Rows) error {
-		_, err := pgx.ForEachRow(rows, row, func() error {
-			found()
-			return nil
-		})
-		return err
-	})
-}
-
 // queueFence queues the beginning of the opening. A lock_timeout of the operator stays.
 func (w *unit) queueFence(b *pgx.Batch) {
 	key, limit := w.db.fence(w.Projector), ""

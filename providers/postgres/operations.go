@@ -50,14 +50,12 @@ select 'resume', $1::text, $2::text, $3::text, $4::text, 'done', t, t from gone`
 
 // Report implements provider.Registry.
 func (db *Provider) Report(ctx context.Context, r provider.ServiceReport, lease time.Duration) error {
-	data, err := json.Marshal(r)
-	if err != nil {
-		return wrap("report a service", err)
-	}
+	data, invalid := json.Marshal(r)
 	crash.Point("report: before")
-	_, err = db.pool.Exec(ctx, db.q(reportSQL), planned, r.ID, r.Kind, r.Holder, string(data), lease.Microseconds(), r.Clock, provider.ReportKept.Microseconds())
+	_, err := db.exec(ctx, "report a service", invalid,
+		reportSQL, planned, r.ID, r.Kind, r.Holder, string(data), lease.Microseconds(), r.Clock, provider.ReportKept.Microseconds())
 	crash.Point("report: after")
-	return classifyOwn(ctx, wrap("report a service", explain(err)))
+	return classifyOwn(ctx, err)
 }
 
 func scanService(row pgx.CollectableRow) (r provider.ServiceReport, err error) {
@@ -76,23 +74,26 @@ func scanService(row pgx.CollectableRow) (r provider.ServiceReport, err error) {
 
 // Pauses implements provider.Registry.
 func (db *Provider) Pauses(ctx context.Context) ([]provider.Pause, error) {
-	all, err := collect(ctx, db.pool, into(func(p *provider.Pause) []any { return []any{&p.Kind, &p.Name, &p.By, &p.Reason, scanTime(&p.At)} }), db.q(pausesSQL), planned)
-	return all, classifyOwn(ctx, wrap("list pauses", explain(err)))
+	columns := func(p *provider.Pause) []any { return []any{&p.Kind, &p.Name, &p.By, &p.Reason, scanTime(&p.At)} }
+	all, err := read(ctx, db, "list pauses", nil, into(columns), pausesSQL, planned)
+	return all, classifyOwn(ctx, err)
 }
 
 // SetPause implements provider.Registry.
 func (db *Provider) SetPause(ctx context.Context, p provider.Pause, paused bool) (bool, error) {
-	if err := provider.CheckPause(p); err != nil {
-		return false, wrap("pause", err)
-	}
 	sql := resumeSQL
 	if paused {
 		sql = pauseSQL
 	}
-	crash.Point("pause: before")
-	tag, err := db.pool.Exec(ctx, db.q(sql), planned, p.Kind, p.Name, p.By, p.Reason)
-	crash.Point("pause: after")
-	return tag.RowsAffected() == 1, classifyOwn(ctx, wrap("pause", explain(err)))
+	return db.act(ctx, "pause", provider.CheckPause(p), sql, planned, p.Kind, p.Name, p.By, p.Reason)
+}
+
+// act runs a statement that changes a pause or an act, and reports whether it changed one.
+func (db *Provider) act(ctx context.Context, doing string, invalid error, sql string, args ...any) (bool, error) {
+	crash.Point("change act: before")
+	n, err := db.exec(ctx, doing, invalid, sql, args...)
+	crash.Point("change act: after")
+	return n == 1, classifyOwn(ctx, err)
 }
 
 const (
@@ -141,14 +142,11 @@ func jsonArg(text json.RawMessage) any {
 
 // AddAct implements provider.Acts.
 func (db *Provider) AddAct(ctx context.Context, a provider.Act) (id int64, err error) {
-	if err := provider.CheckAct(a); err != nil {
-		return 0, wrap("record an act", err)
-	}
 	crash.Point("add act: before")
-	err = db.pool.QueryRow(ctx, db.q(addActSQL), planned, a.Verb, a.Kind, a.Name, a.By, a.Reason, jsonArg(a.Detail), string(a.State),
-		provider.ActsKept.Microseconds(), jsonArg(a.Outcome)).Scan(&id)
+	_, err = db.row(ctx, "record an act", provider.CheckAct(a), []any{&id}, addActSQL, planned, a.Verb, a.Kind, a.Name, a.By, a.Reason,
+		jsonArg(a.Detail), string(a.State), provider.ActsKept.Microseconds(), jsonArg(a.Outcome))
 	crash.Point("add act: after")
-	return id, classifyOwn(ctx, wrap("record an act", explain(err)))
+	return id, classifyOwn(ctx, err)
 }
 
 // Acts implements provider.Acts.
@@ -157,9 +155,8 @@ func (db *Provider) Acts(ctx context.Context, f provider.ActFilter) ([]provider.
 	if f.OnlyOpen() {
 		sql = openActsSQL
 	}
-	states := mapSlice(f.States, func(s *provider.ActState) string { return string(*s) })
-	all, err := collect(ctx, db.pool, into(actColumns), db.q(sql), planned, f.Before, f.IDs, f.Verbs, f.Kind, f.Name, states, f.Limit)
-	return all, classifyOwn(ctx, wrap("list acts", explain(err)))
+	all, err := read(ctx, db, "list acts", nil, into(actColumns), sql, planned, f.Before, f.IDs, f.Verbs, f.Kind, f.Name, texts(f.States), f.Limit)
+	return all, classifyOwn(ctx, err)
 }
 
 func actColumns(a *provider.Act) []any {
@@ -169,36 +166,23 @@ func actColumns(a *provider.Act) []any {
 
 // TakeAct implements provider.Acts.
 func (db *Provider) TakeAct(ctx context.Context, id int64, holder string, lease time.Duration) (bool, error) {
-	crash.Point("take act: before")
-	tag, err := db.pool.Exec(ctx, db.q(takeActSQL), planned, id, holder, lease.Microseconds())
-	crash.Point("take act: after")
-	return tag.RowsAffected() == 1, classifyOwn(ctx, wrap("take an act", explain(err)))
+	return db.act(ctx, "take an act", nil, takeActSQL, planned, id, holder, lease.Microseconds())
 }
 
 // ChangeAct implements provider.Acts.
 func (db *Provider) ChangeAct(ctx context.Context, id int64, holder string, c provider.ActChange, lease time.Duration) (bool, error) {
-	if err := provider.CheckActChange(c); err != nil {
-		return false, wrap("change an act", err)
-	}
-	outcome := c.Outcome
+	invalid := provider.CheckActChange(c)
 	if !c.State.IsOver() {
-		outcome = nil
+		c.Outcome = nil
 	}
-	crash.Point("change act: before")
-	tag, err := db.pool.Exec(ctx, db.q(changeActSQL), planned, id, holder, string(c.State), c.Applied, c.Total, jsonArg(outcome), lease.Microseconds())
-	crash.Point("change act: after")
-	return tag.RowsAffected() == 1, classifyOwn(ctx, wrap("change an act", explain(err)))
+	return db.act(ctx, "change an act", invalid, changeActSQL, planned,
+		id, holder, string(c.State), c.Applied, c.Total, jsonArg(c.Outcome), lease.Microseconds())
 }
 
 // CancelAct implements provider.Acts.
 func (db *Provider) CancelAct(ctx context.Context, id int64, d provider.Decision) (bool, error) {
-	if err := provider.CheckAct(provider.Act{Verb: "cancel", State: provider.ActDone, Decision: d}); err != nil {
-		return false, wrap("cancel an act", err)
-	}
-	crash.Point("cancel act: before")
-	tag, err := db.pool.Exec(ctx, db.q(cancelActSQL), planned, id, d.By, d.Reason)
-	crash.Point("cancel act: after")
-	return tag.RowsAffected() == 1, classifyOwn(ctx, wrap("cancel an act", explain(err)))
+	invalid := provider.CheckAct(provider.Act{Verb: "cancel", State: provider.ActDone, Decision: d})
+	return db.act(ctx, "cancel an act", invalid, cancelActSQL, planned, id, d.By, d.Reason)
 }
 
 // SchemaVersion implements provider.Operations.

@@ -4,15 +4,12 @@ import (
 	"cmp"
 	"context"
 	"encoding/base64"
-	"errors"
-	"fmt"
 	"math"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -82,48 +79,13 @@ order by h.o, h.due_at, h.lane, p.id`
 
 // Due implements provider.Parking.
 func (db *Provider) Due(ctx context.Context, f provider.DueFilter) ([]provider.Parked, error) {
-	if err := provider.CheckDueFilter(f); err != nil {
-		return nil, wrap("list what is due", err)
-	}
 	projectors := mapSlice(f.Builds, func(b *provider.Build) string { return b.Projector })
 	generations := mapSlice(f.Builds, func(b *provider.Build) int { return b.Number() })
 	lanes := mapSlice(f.Lanes, func(l *provider.Lane) []byte { return l[:] })
-	list, err := collect(ctx, db.pool, scanParked, db.q(dueSQL), planned, projectors, generations, max(f.Keys, 0), max(f.Each, 1), lanes)
-	return list, classifyOwn(ctx, wrap("list due messages", err))
+	list, err := read(ctx, db, "list due messages", provider.CheckDueFilter(f), scanParked, dueSQL, planned,
+		projectors, generations, max(f.Keys, 0), max(f.Each, 1), lanes)
+	return list, classifyOwn(ctx, err)
 }
-
-// collect runs a statement and returns its rows.
-func collect[T any](ctx context.Context, on querier, row pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
-	// the rows return its error too
-	rows, _ := on.Query(ctx, sql, args...)
-	return pgx.CollectRows(rows, row)
-}
-
-// into returns a function that scans a row. columns returns where its columns go.
-func into[T any](columns func(*T) []any) pgx.RowToFunc[T] {
-	return func(row pgx.CollectableRow) (v T, err error) {
-		err = row.Scan(columns(&v)...)
-		return v, err
-	}
-}
-
-// scannedTime is a time as it is stored; null is the zero time.
-type scannedTime time.Time
-
-// ScanTimestamptz implements pgtype.TimestamptzScanner.
-func (t *scannedTime) ScanTimestamptz(v pgtype.Timestamptz) error {
-	if v.InfinityModifier != pgtype.Finite {
-		return fmt.Errorf("cannot scan %v into a time", v.InfinityModifier)
-	}
-	*t = scannedTime{}
-	if v.Valid {
-		*t = scannedTime(v.Time.UTC())
-	}
-	return nil
-}
-
-// scanTime returns where a column with a time goes.
-func scanTime(to *time.Time) *scannedTime { return (*scannedTime)(to) }
 
 const trySQL = `
 with ck as materialized (select clock_timestamp() t),
@@ -147,13 +109,10 @@ select state from p`
 func (db *Provider) Try(ctx context.Context, p provider.Parked, limit int, again time.Duration) (bool, error) {
 	var state string
 	crash.Point("try parked: before")
-	err := db.pool.QueryRow(ctx, db.q(trySQL), planned, p.Projector, p.Lane[:], p.Seq, p.Attempts, p.Handlers,
-		min(limit, math.MaxInt32), again.Microseconds(), provider.Build{Generation: p.Generation}.Number()).Scan(&state)
+	_, err := db.row(ctx, "count a try of a parked message", nil, []any{&state}, trySQL, planned, p.Projector, p.Lane[:], p.Seq, p.Attempts,
+		p.Handlers, min(limit, math.MaxInt32), again.Microseconds(), provider.Build{Generation: p.Generation}.Number())
 	crash.Point("try parked: after")
-	if errors.Is(err, pgx.ErrNoRows) {
-		return false, nil
-	}
-	return state == provider.StateWaiting.String(), classifyOwn(ctx, wrap("count a try of a parked message", err))
+	return state == provider.StateWaiting.String(), classifyOwn(ctx, err)
 }
 
 const (
@@ -205,11 +164,7 @@ func parkedArgs(f provider.ParkedFilter, limit int64) []any {
 
 // Parked implements provider.Parking.
 func (db *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.Parked, error) {
-	if err := provider.CheckParkedFilter(f); err != nil {
-		return nil, wrap("list parked messages", err)
-	}
-	list, err := collect(ctx, db.pool, scanParked, db.q(parkedSQL), parkedArgs(f, 100)...)
-	return list, wrap("list parked messages", explain(err))
+	return read(ctx, db.Provider, "list parked messages", provider.CheckParkedFilter(f), scanParked, parkedSQL, parkedArgs(f, 100)...)
 }
 
 const parkedCountSQL = `
@@ -220,11 +175,8 @@ where p.state in ('waiting', 'stuck') and p.id > 0 and ($1::text = '' or p.proje
 // ParkedCount returns how many messages of a projector's live generation wait or are stuck. If the
 // name is empty, it counts those of all projectors.
 func (db *DB) ParkedCount(ctx context.Context, projector string) (n int64, err error) {
-	if err := provider.CheckStorable("projector", projector); err != nil {
-		return 0, wrap("count parked messages", err)
-	}
-	err = db.pool.QueryRow(ctx, db.q(parkedCountSQL), planned, projector).Scan(&n)
-	return n, wrap("count parked messages", explain(err))
+	_, err = db.row(ctx, "count parked messages", provider.CheckStorable("projector", projector), []any{&n}, parkedCountSQL, planned, projector)
+	return n, err
 }
 
 func scanParked(row pgx.CollectableRow) (provider.Parked, error) {

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
@@ -69,10 +68,11 @@ type Provider struct {
 	tasked   atomic.Int64 // calls that may have made tasks due in a transaction
 	notifier notifier
 	queue    appendQueue
-	scans    walk
+	scans    atomic.Pointer[places]
 	log      settling
 	logSize  pageSize
 	logged   atomic.Pointer[string] // LogID.String
+	onPool   *Tx                    // each of its calls has transactions of its own
 	dryRuns  chan struct{}          // lock of dry runs, of capacity 1
 	turns    chan struct{}          // lock of repeated runs of Transact, of capacity 1
 	lifetime atomic.Pointer[string]
@@ -98,8 +98,6 @@ var (
 	_ provider.Operations            = (*DB)(nil)
 	_ provider.Diagnoser             = (*DB)(nil)
 	_ provider.ReadyChecker          = (*DB)(nil)
-	_ provider.ReadyChecker          = (*Batched)(nil)
-	_ provider.ReadyChecker          = (*SQL)(nil)
 	_ outbox.Enqueuer                = (*Tx)(nil)
 	_ provider.Provider[pgx.Tx]      = (*DB)(nil)
 	_ provider.Provider[*pgx.Batch]  = (*Batched)(nil)
@@ -150,6 +148,7 @@ func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 	db := &DB{&Provider{
 		pool: pool, dryRuns: make(chan struct{}, 1), turns: make(chan struct{}, 1), log: settling{turn: make(chan struct{}, 1)},
 	}}
+	db.onPool = &Tx{db: db.Provider, in: func(_ context.Context, f func(q session) error) error { return f(pool) }}
 	if cfg != nil {
 		db.cfg = *cfg
 	}
@@ -193,17 +192,12 @@ func (db *DB) Close() {
 	if !db.owned {
 		return
 	}
-	closed := make(chan struct{})
+	closed, done := context.WithTimeout(context.Background(), closeLimit)
 	go func() {
-		defer close(closed)
+		defer done()
 		db.pool.Close()
 	}()
-	limit := time.NewTimer(closeLimit)
-	defer limit.Stop()
-	select {
-	case <-closed:
-	case <-limit.C:
-	}
+	<-closed.Done()
 }
 
 const (
@@ -232,19 +226,6 @@ func in(schema, statement string) string {
 	// Unlike other names, the name of a type cannot begin with a keyword such as values without
 	// quotes.
 	return strings.NewReplacer("::"+defaultSchema+".", `::"`+schema+`".`, `"`+defaultSchema+`".`, `"`+schema+`".`, defaultSchema+".", schema+".").Replace(statement)
-}
-
-// querier is a pool, a transaction, or a connection.
-type querier interface {
-	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
-	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-}
-
-// session is a transaction, or its connection.
-type session interface {
-	querier
-	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 }
 
 // within calls f, which sends statements in a transaction. It returns f's error, or an error of the

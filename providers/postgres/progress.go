@@ -80,14 +80,25 @@ select set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true)
 
 	pruneAppliedSQL = `
 with b as materialized (select ` + build + ` as generation),
-passed as materialized (select c.position from b, kinora.checkpoint($1::text, b.generation, '') c)
-delete from kinora.markers where ctid = any(array(
-	select m.at from unnest($3::text[]) h(name), lateral (
-		select ctid as at from kinora.markers
-		where handler = h.name and position <= (select position from passed) and (generation = (select generation from b)) is true
-		order by handler, position limit $4::bigint) m
-	limit $4::bigint))`
+passed as materialized (select c.position from b, kinora.checkpoint($1::text, b.generation, '') c),
+gone as (
+	delete from kinora.markers where ctid = any(array(
+		select m.at from unnest($3::text[]) h(name), lateral (
+			select ctid as at from kinora.markers
+			where handler = h.name and position <= (select position from passed) and (generation = (select generation from b)) is true
+			order by handler, position limit $4::bigint) m
+		limit $4::bigint))
+	returning 1)
+select count(*) from gone`
 )
+
+// inOrder runs a statement that returns one value, with the settings of inOrderSQL.
+func (db *Provider) inOrder(ctx context.Context, on session, value any, sql string, args ...any) error {
+	b := &pgx.Batch{}
+	b.Queue(inOrderSQL)
+	queueRow(b, []any{value}, db.q(sql), args...)
+	return on.SendBatch(ctx, b).Close()
+}
 
 // What a transaction does to the checkpoint that it reads.
 const (
@@ -100,9 +111,9 @@ const (
 // none.
 func (db *Provider) queueCheckpoint(b *pgx.Batch, of provider.Build, locked string, c *provider.Checkpoint) {
 	b.Queue(db.q(checkpointSQL), of.Projector, of.Number(), locked).Query(func(rows pgx.Rows) error {
-		read, err := pgx.CollectRows(rows, scanCheckpoint)
-		if len(read) > 0 {
-			*c = read[0]
+		found, err := pgx.CollectRows(rows, scanCheckpoint)
+		if len(found) > 0 {
+			*c = found[0]
 		}
 		return err
 	})
@@ -111,59 +122,38 @@ func (db *Provider) queueCheckpoint(b *pgx.Batch, of provider.Build, locked stri
 func scanCheckpoint(row pgx.CollectableRow) (c provider.Checkpoint, err error) {
 	var mode string
 	var token uuid.NullUUID
-	var handlers, splits, segments []byte
-	err = row.Scan(&c.Generation, &c.Place.Position, &c.Place.ID, scanTime(&c.Place.RecordedAt), &c.Lineage, &mode, &token, &handlers, &splits, &segments)
+	var handlers, splits, list []byte
+	err = row.Scan(&c.Generation, &c.Place.Position, &c.Place.ID, scanTime(&c.Place.RecordedAt), &c.Lineage, &mode, &token, &handlers, &splits, &list)
 	c.Mode, c.Token = provider.ParseMode(mode), claim.Token(token.UUID)
-	if err == nil && handlers != nil {
-		err = json.Unmarshal(handlers, &c.Handlers)
-	}
-	if err == nil && splits != nil {
-		err = json.Unmarshal(splits, &c.Splits)
-	}
-	if err == nil && segments != nil {
-		c.Segments, err = segmentsOf(segments)
-	}
-	if len(c.Handlers) == 0 {
-		c.Handlers = nil
-	}
-	if len(c.Splits) == 0 {
-		c.Splits = nil
-	}
-	return c, err
-}
-
-// segmentsOf reads the result of kinora.segments_of.
-func segmentsOf(list []byte) (all []provider.Segment, err error) {
-	var rows []struct {
+	var segments []struct { // as kinora.segments_of returns them
 		Segment    int
 		Position   int64
-		EventID    string     `json:"event_id"`
-		RecordedAt *time.Time `json:"recorded_at"`
+		EventID    string    `json:"event_id"`
+		RecordedAt time.Time `json:"recorded_at"`
 		Token      uuid.UUID
 	}
-	err = json.Unmarshal(list, &rows)
-	for _, row := range rows {
-		is := provider.Segment{Number: row.Segment, Place: provider.LogPlace{Position: row.Position, ID: row.EventID}, Token: claim.Token(row.Token)}
-		if row.RecordedAt != nil {
-			is.Place.RecordedAt = row.RecordedAt.UTC()
+	for _, part := range []struct {
+		text []byte
+		into any
+	}{{handlers, &c.Handlers}, {splits, &c.Splits}, {list, &segments}} {
+		if err == nil && part.text != nil {
+			err = json.Unmarshal(part.text, part.into)
 		}
-		all = append(all, is)
 	}
-	return all, err
+	for _, s := range segments {
+		place := provider.LogPlace{Position: s.Position, ID: s.EventID, RecordedAt: s.RecordedAt.UTC()}
+		c.Segments = append(c.Segments, provider.Segment{Number: s.Segment, Place: place, Token: claim.Token(s.Token)})
+	}
+	c.Handlers, c.Splits = some(c.Handlers), some(c.Splits)
+	return c, err
 }
 
 // queueSegment queues a statement that locks a segment and adds it to c.
 func (db *Provider) queueSegment(b *pgx.Batch, of provider.Build, number int, c *provider.Checkpoint) {
-	b.Queue(db.q(segmentSQL), of.Projector, of.Number(), number).Query(func(rows pgx.Rows) error {
-		var is provider.Segment
-		var token uuid.UUID
-		_, err := pgx.ForEachRow(rows, []any{&is.Number, &is.Place.Position, &is.Place.ID, scanTime(&is.Place.RecordedAt), &token}, func() error {
-			is.Token = claim.Token(token)
-			c.Segments = append(c.Segments, is)
-			return nil
-		})
-		return err
-	})
+	var is provider.Segment
+	queueRows(b, []any{&is.Number, &is.Place.Position, &is.Place.ID, scanTime(&is.Place.RecordedAt), (*uuid.UUID)(&is.Token)}, func() {
+		c.Segments = append(c.Segments, is)
+	}, db.q(segmentSQL), of.Projector, of.Number(), number)
 }
 
 // TakeSegment implements provider.Progress.
@@ -174,13 +164,8 @@ func (db *Provider) TakeSegment(ctx context.Context, of provider.Build, number i
 	crash.Point("set checkpoint: before")
 	was.Number = number
 	err = db.fenced(ctx, of.Projector, false, func(b *pgx.Batch) {
-		b.Queue(db.q(takeSegmentSQL), of.Projector, of.Generation, number, uuid.UUID(token)).Query(func(rows pgx.Rows) error {
-			_, err := pgx.ForEachRow(rows, []any{&was.Place.Position, &was.Place.ID, scanTime(&was.Place.RecordedAt)}, func() error {
-				ok = true
-				return nil
-			})
-			return err
-		})
+		queueRows(b, []any{&was.Place.Position, &was.Place.ID, scanTime(&was.Place.RecordedAt)}, func() { ok = true },
+			db.q(takeSegmentSQL), of.Projector, of.Generation, number, uuid.UUID(token))
 	})
 	crash.Point("set checkpoint: after")
 	return was, ok && err == nil, classifyOwn(ctx, wrap("take a segment", err))
@@ -188,18 +173,16 @@ func (db *Provider) TakeSegment(ctx context.Context, of provider.Build, number i
 
 // Checkpoint implements provider.Progress.
 func (db *Provider) Checkpoint(ctx context.Context, of provider.Build) (c provider.Checkpoint, err error) {
-	if err := provider.CheckStorable("projector", of.Projector); err != nil {
-		return c, wrap("read the checkpoint", err)
+	if err = provider.CheckStorable("projector", of.Projector); err == nil {
+		return db.checkpoint(ctx, db.pool, of)
 	}
-	c, err = db.checkpoint(ctx, db.pool, of)
-	return c, classifyOwn(ctx, err)
+	return c, wrap("read the checkpoint", err)
 }
 
 func (db *Provider) checkpoint(ctx context.Context, on querier, of provider.Build) (provider.Checkpoint, error) {
-	// the rows return its error too
-	rows, _ := on.Query(ctx, db.q(checkpointOfSQL), planned, of.Projector, of.Generation)
+	rows, _ := on.Query(ctx, db.q(checkpointOfSQL), planned, of.Projector, of.Generation) // the rows return its error too
 	c, err := pgx.CollectExactlyOneRow(rows, scanCheckpoint)
-	return c, wrap("read the checkpoint", err)
+	return c, classifyOwn(ctx, busy(wrap("read the checkpoint", err)))
 }
 
 // SetCheckpoint implements provider.Progress. A new mode takes the fence exclusively, so it waits
@@ -209,16 +192,12 @@ func (db *Provider) SetCheckpoint(ctx context.Context, of provider.Build, from, 
 	if err := checkCheckpoint(of.Projector, to); err != nil {
 		return false, wrap("set the checkpoint", err)
 	}
-	// always has a JSON form
-	handlers, _ := json.Marshal(append([]provider.Began{}, to.Handlers...))
 	crash.Point("set checkpoint: before")
 	exclusive := from.Mode != to.Mode || from.Split() != to.Split()
-	splits, _ := json.Marshal(append([]provider.Split{}, to.Splits...))
-	was, _ := json.Marshal(append([]provider.Split{}, from.Splits...))
 	err = db.fenced(ctx, of.Projector, exclusive, func(b *pgx.Batch) {
 		b.Queue(db.q(setCheckpointSQL), of.Projector, of.Generation,
-			to.Place.Position, to.Place.ID, recordedAt(to.Place), to.Lineage, to.Mode.String(), uuid.UUID(to.Token), string(handlers),
-			from.Place.Position, from.Mode.String(), uuid.UUID(from.Token), string(splits), string(was)).Exec(func(tag pgconn.CommandTag) error {
+			to.Place.Position, to.Place.ID, recordedAt(to.Place), to.Lineage, to.Mode.String(), uuid.UUID(to.Token), jsonList(to.Handlers),
+			from.Place.Position, from.Mode.String(), uuid.UUID(from.Token), jsonList(to.Splits), jsonList(from.Splits)).Exec(func(tag pgconn.CommandTag) error {
 			set = tag.RowsAffected() == 1
 			return nil
 		})
@@ -296,31 +275,21 @@ func (db *Provider) unapplied(ctx context.Context, on querier, b provider.Build,
 		return unapplied, nil
 	}
 	missing, err := collect(ctx, on, pgx.RowTo[int32], db.q(unappliedSQL), planned, b.Projector, b.Generation, number, names, ids, positions)
-	if err != nil {
-		return nil, classifyOwn(ctx, wrap("look up markers", err))
-	}
 	for _, n := range missing {
 		if unmarked[n]--; unmarked[n] == 0 {
 			unapplied[of[n]] = true
 		}
 	}
-	return unapplied, nil
+	return unapplied, classifyOwn(ctx, wrap("look up markers", err))
 }
 
 // PruneApplied implements provider.Progress.
-func (db *Provider) PruneApplied(ctx context.Context, of provider.Build, handlers []string, limit int) (int, error) {
+func (db *Provider) PruneApplied(ctx context.Context, of provider.Build, handlers []string, limit int) (n int, err error) {
 	if err := provider.CheckPrune(of.Projector, handlers); err != nil {
 		return 0, wrap("prune applied", err)
 	}
 	crash.Point("prune applied: before")
-	var n int64
-	b := &pgx.Batch{}
-	b.Queue(inOrderSQL)
-	b.Queue(db.q(pruneAppliedSQL), of.Projector, of.Generation, handlers, max(limit, 0)).Exec(func(tag pgconn.CommandTag) error {
-		n = tag.RowsAffected()
-		return nil
-	})
-	err := db.pool.SendBatch(ctx, b).Close()
+	err = db.inOrder(ctx, db.pool, &n, pruneAppliedSQL, of.Projector, of.Generation, handlers, max(limit, 0))
 	crash.Point("prune applied: after")
-	return int(n), classifyOwn(ctx, wrap("prune applied", err))
+	return n, classifyOwn(ctx, wrap("prune applied", err))
 }

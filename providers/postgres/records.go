@@ -2,7 +2,6 @@ package postgres
 
 import (
 	"context"
-	"encoding/json"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -38,9 +37,6 @@ from q order by q.o`
 
 // Outcomes implements provider.Records.
 func (db *Provider) Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error) {
-	if err := provider.CheckQuestions(questions); err != nil {
-		return nil, wrap("read outcomes", err)
-	}
 	asked := make([]map[string]any, len(questions))
 	for i, q := range questions {
 		asked[i] = map[string]any{"o": i, "projector": q.Projector(), "generation": q.Generation, "names": q.Names(), "message_id": markerID(q.MessageID)}
@@ -51,10 +47,7 @@ func (db *Provider) Outcomes(ctx context.Context, questions []provider.Question)
 			asked[i]["position"] = q.Position
 		}
 	}
-	// always has a JSON form
-	text, _ := json.Marshal(asked)
-	found, err := collect(ctx, db.pool, pgx.RowTo[provider.Outcome], db.q(outcomesSQL), planned, string(text))
-	return found, wrap("read outcomes", explain(err))
+	return read(ctx, db, "read outcomes", provider.CheckQuestions(questions), pgx.RowTo[provider.Outcome], outcomesSQL, planned, jsonList(asked))
 }
 
 const (
@@ -118,27 +111,20 @@ func (db *Provider) Prune(ctx context.Context, projector string, handlers []stri
 		return 0, wrap("prune", err)
 	}
 	crash.Point("prune: before")
-	b := &pgx.Batch{}
-	b.Queue(inOrderSQL)
-	b.Queue(db.q(pruneSQL), projector, handlers, window.Microseconds(), max(limit, 0)).QueryRow(func(row pgx.Row) error { return row.Scan(&n) })
-	err = db.pool.SendBatch(ctx, b).Close()
+	err = db.inOrder(ctx, db.pool, &n, pruneSQL, projector, handlers, window.Microseconds(), max(limit, 0))
 	crash.Point("prune: after")
 	return n, classifyOwn(ctx, wrap("prune", err))
 }
 
 // MarkedHandlers implements provider.MarkerMaintainer.
 func (db *Provider) MarkedHandlers(ctx context.Context) ([]string, error) {
-	names, err := collect(ctx, db.pool, pgx.RowTo[string], db.q(markedHandlersSQL), planned)
-	return names, wrap("list handlers with markers", explain(err))
+	return read(ctx, db, "list handlers with markers", nil, pgx.RowTo[string], markedHandlersSQL, planned)
 }
 
 // DropMarkers implements provider.MarkerMaintainer.
 func (db *Provider) DropMarkers(ctx context.Context, handler string, limit int) (int, error) {
-	if err := provider.CheckStorable("handler", handler); err != nil {
-		return 0, wrap("drop markers", err)
-	}
 	crash.Point("drop markers: before")
-	tag, err := db.pool.Exec(ctx, db.q(dropMarkersSQL), planned, handler, limit)
+	n, err := db.exec(ctx, "drop markers", provider.CheckStorable("handler", handler), dropMarkersSQL, planned, handler, limit)
 	crash.Point("drop markers: after")
-	return int(tag.RowsAffected()), wrap("drop markers", explain(err))
+	return n, err
 }

@@ -5,8 +5,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/provider"
@@ -69,11 +70,12 @@ from unnest($2::text[], $3::int[]) with ordinality b(projector, generation, o),
 order by b.o, p.id`
 
 	// The times that people are shown: JSON has no others.
-	firstTime = `'0001-01-01 00:00Z'::timestamptz`
-	lastTime  = `'9999-12-30 00:00Z'::timestamptz`
+	shownTimes = never + ` and '9999-12-30 00:00Z'::timestamptz`
 
-	surveyEntriesSQL = `
-select status, holder, count(*), min(created_at) filter (where created_at between ` + firstTime + ` and ` + lastTime + `), max(until) filter (where until between ` + firstTime + ` and ` + lastTime + `), max(n) from (
+	countHeld = `
+select status, holder, count(*), min(created_at) filter (where created_at between ` + shownTimes + `), max(until) filter (where until between ` + shownTimes + `), max(n) from (`
+
+	surveyEntriesSQL = countHeld + `
 	select status, case when status = 'claimed' then claimed_by else '' end as holder, created_at,
 		case when status = 'claimed' then next_attempt_at end as until, n
 	from (select o.*, count(*) over () as n from (select * from kinora.outbox where open and id > 0 order by id limit $1::int) o) o where status in ('pending', 'claimed')
@@ -84,8 +86,7 @@ select status, holder, count(*), min(created_at) filter (where created_at betwee
 		select o.*, count(*) over () as n from (select * from kinora.outbox where held and id > 0 order by id limit $1::int) o) o where status = 'held') e
 group by status, holder order by status, holder`
 
-	surveyTasksSQL = `
-select status, holder, count(*), min(created_at) filter (where created_at between ` + firstTime + ` and ` + lastTime + `), max(until) filter (where until between ` + firstTime + ` and ` + lastTime + `), max(n) from (
+	surveyTasksSQL = countHeld + `
 	select status, case when status = 'claimed' then claimed_by else '' end as holder, created_at,
 		case when status = 'claimed' then next_at end as until, n
 	from (select t.*, count(*) over () as n from (select * from kinora.tasks where open order by suspect, kind, next_at, id limit $1::int) t) t where status <> 'failed'
@@ -101,7 +102,7 @@ with recursive k as (
 	union all
 	select n.* from k, lateral (
 		select kind, next_at from kinora.tasks where open and not suspect and kind > k.kind order by suspect, kind, next_at, id limit 1) n)
-select kind, next_at from k where next_at <= clock_timestamp() and next_at >= ` + firstTime + ` limit 100`
+select kind, next_at from k where next_at <= clock_timestamp() and next_at >= ` + never + ` limit 100`
 
 	surveyLeasesSQL = `select name, holder, expires_at from kinora.leases order by name limit $1::int`
 
@@ -111,12 +112,8 @@ select runner, count(*) from (select runner from kinora.in_flight order by runne
 
 // Survey implements provider.Operations.
 func (db *Provider) Survey(ctx context.Context, limit int) (s provider.Survey, err error) {
-	limit = max(limit, 1)
-	s, err = db.survey(ctx, limit)
-	if err != nil {
-		return provider.Survey{}, classifyOwn(ctx, fmt.Errorf("survey: %w", explain(err)))
-	}
-	return s, nil
+	s, err = db.survey(ctx, max(limit, 1))
+	return s, classifyOwn(ctx, wrap("survey", explain(err)))
 }
 
 func (db *Provider) survey(ctx context.Context, limit int) (s provider.Survey, err error) {
@@ -159,9 +156,7 @@ func (db *Provider) surveySettled(ctx context.Context, s *provider.Survey) (err 
 	for _, b := range s.Builds {
 		after = max(after, b.Checkpoint.Place.Position)
 	}
-	if after >= s.Head.Position {
-		after = s.Head.Position
-	}
+	after = min(after, s.Head.Position)
 	_, s.Settled, s.Waiting, err = db.settle(ctx, after)
 	s.Settled = min(max(s.Settled, after), s.Head.Position)
 	if len(s.Waiting) == 0 {
@@ -223,14 +218,6 @@ func queueHeldCounts[Status ~string](b *pgx.Batch, all *[]provider.HeldCount[Sta
 	}, sql, limit)
 }
 
-// queueAll queues a statement whose rows are appended to all.
-func queueAll[T any](b *pgx.Batch, all *[]T, scan pgx.RowToFunc[T], sql string, args ...any) {
-	b.Queue(sql, args...).Query(func(rows pgx.Rows) (err error) {
-		*all, err = pgx.CollectRows(rows, scan)
-		return err
-	})
-}
-
 // The streams of a category are between "category-" and "category.", because "." follows "-".
 const streamsSQL = `
 select stream, version from kinora.streams
@@ -249,3 +236,73 @@ func (db *Provider) Streams(ctx context.Context, f provider.StreamFilter) ([]pro
 	err := db.pool.SendBatch(ctx, b).Close()
 	return all, classifyOwn(ctx, wrap("list streams", explain(err)))
 }
+
+const (
+	// The transactions that hold the gap lock, and so delay readers of the log, the oldest first. Of
+	// a prepared one the process has gone.
+	appendsSQL = `
+select distinct coalesce(l.pid, 0), coalesce(p.gid, ''), coalesce(a.application_name, ''), coalesce(a.usename::text, p.owner::text, ''), coalesce(a.state, 'prepared'),
+	coalesce(a.query, ''), coalesce(a.xact_start, p.prepared) as since
+from pg_locks l
+	left join pg_stat_activity a on a.pid = l.pid
+	left join pg_locks x on l.pid is null and x.pid is null and x.locktype = 'transactionid' and x.virtualtransaction = l.virtualtransaction
+	left join pg_prepared_xacts p on p.transaction = x.transactionid
+where ` + gapLock + ` and l.pid is distinct from pg_backend_pid()
+order by since limit 20`
+
+	// Sessions of this database that wait for a lock, each with those that it waits for.
+	blockedSQL = `
+select w.pid, w.application_name, coalesce(w.usename::text, ''), coalesce(w.state, ''), w.query,
+	coalesce((select min(l.waitstart) from pg_locks l where l.pid = w.pid and not l.granted), w.query_start) as since,
+	coalesce(b.pid, 0), coalesce(p.gid, ''), coalesce(b.application_name, ''), coalesce(b.usename::text, p.owner::text, ''), coalesce(b.state, 'prepared'),
+	coalesce(b.query, ''), coalesce(b.xact_start, p.prepared)
+from (select * from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' order by query_start limit 50) w,
+	unnest(pg_blocking_pids(w.pid)) x(pid)
+	left join pg_stat_activity b on b.pid = x.pid
+	left join pg_prepared_xacts p on x.pid = 0 and p.database = current_database()
+order by since limit 50`
+)
+
+// nameBackend returns b with its name and its end: a session, or a prepared transaction if pid is zero.
+func nameBackend(b provider.Backend, pid int, gid string) provider.Backend {
+	switch {
+	case pid != 0:
+		b.Name = "pid " + itoa(int64(pid))
+		b.End = "select pg_terminate_backend(" + itoa(int64(pid)) + ");"
+	case gid != "":
+		b.Name = "prepared transaction " + gid
+		b.End = "rollback prepared '" + strings.ReplaceAll(gid, "'", "''") + "';"
+	default:
+		b.Name = "prepared transaction"
+		b.End = "select * from pg_prepared_xacts;"
+	}
+	return b
+}
+
+func backendColumns(b *provider.Backend) []any {
+	return []any{&b.Application, &b.User, &b.State, &b.Query, scanTime(&b.Since)}
+}
+
+// waits returns who keeps others waiting. A role that may not see other sessions gets less.
+func (db *Provider) waits(ctx context.Context) (all []provider.Wait, err error) {
+	b := &pgx.Batch{}
+	var appends, blocked []provider.Wait
+	queueAll(b, &appends, func(row pgx.CollectableRow) (w provider.Wait, err error) {
+		var pid int
+		var gid string
+		err = row.Scan(append([]any{&pid, &gid}, backendColumns(&w.Blocker)...)...)
+		w.What, w.Blocker = "append", nameBackend(w.Blocker, pid, gid)
+		return w, err
+	}, db.q(appendsSQL))
+	queueAll(b, &blocked, func(row pgx.CollectableRow) (w provider.Wait, err error) {
+		var waiter, pid int
+		var gid string
+		err = row.Scan(slices.Concat([]any{&waiter}, backendColumns(&w.Waiter), []any{&pid, &gid}, backendColumns(&w.Blocker))...)
+		w.What, w.Waiter, w.Blocker = "lock", nameBackend(w.Waiter, waiter, ""), nameBackend(w.Blocker, pid, gid)
+		return w, err
+	}, db.q(blockedSQL))
+	err = db.pool.SendBatch(ctx, b).Close()
+	return append(appends, blocked...), err
+}
+
+func itoa(n int64) string { return strconv.FormatInt(n, 10) }

@@ -23,8 +23,8 @@ const (
 	tableTimeout = "300ms"
 
 	relationSQL = `
-select c.oid::bigint, c.relkind::text, coalesce(' with (' || array_to_string(c.reloptions, ', ') || ')', ''),
-	case when c.relowner = (select oid from pg_roles where rolname = current_user) then '' else quote_ident(pg_get_userbyid(c.relowner)) end
+select c.oid::bigint, c.relkind::text, case when c.relkind = 'v' then coalesce(' with (' || array_to_string(c.reloptions, ', ') || ')', '') else '' end,
+	case when c.relkind <> 'v' or c.relowner = (select oid from pg_roles where rolname = current_user) then '' else quote_ident(pg_get_userbyid(c.relowner)) end
 from pg_class c where c.oid = to_regclass($1::text)`
 
 	// The statements that give the view $2 the grants of a view or a table. Of a table, only the
@@ -53,16 +53,6 @@ select not exists (
 )
 
 func (w *unit) isSnapshot() bool { return w.Switch != nil && w.Switch.Snapshot }
-
-func (w *unit) checkSwitch() error {
-	if w.Switch == nil {
-		return nil
-	}
-	if err := provider.CheckSwitch(&w.Unit); err != nil {
-		return invalidUnit(err)
-	}
-	return nil
-}
 
 func invalidUnit(err error) error {
 	return &provider.Error{Class: provider.ClassPermanent, Code: "invalid", Err: err}
@@ -106,7 +96,7 @@ func (w *unit) beginSwitch(ctx context.Context, conn *pgx.Conn) (pgx.Tx, error) 
 			return w.db.unapplied(ctx, tx, b, messages)
 		}
 		live.Checkpoint, err = w.db.checkpoint(ctx, tx, b)
-		return live, ofSwitch(ctx, err)
+		return live, err
 	}); err != nil {
 		return tx, class(ofHandler(err))
 	}
@@ -145,8 +135,17 @@ func (w *unit) lockTablesBriefly(ctx context.Context, tx pgx.Tx) error {
 	return ofSwitch(ctx, wrap("set the lock timeout", err))
 }
 
-// exec runs a statement that concerns tables of the read model.
-func (w *unit) exec(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
+// exec runs statements that concern tables of the read model, one after another.
+func (w *unit) exec(ctx context.Context, tx pgx.Tx, statements ...string) error {
+	for _, sql := range statements {
+		if err := w.execWith(ctx, tx, sql); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *unit) execWith(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
 	crash.Point("switch unit: before")
 	_, err := tx.Exec(ctx, sql, args...)
 	crash.Point("switch unit: after")
@@ -201,7 +200,7 @@ type relation struct {
 	ID      int64
 	Kind    string // of pg_class.relkind
 	Options string // of a view, in SQL
-	Owner   string // in SQL; empty if it is the current user
+	Owner   string // of a view, in SQL; empty if it is the current user
 	grants  []grant
 }
 
@@ -213,9 +212,8 @@ type grant struct {
 
 // readRelation reads the relation with this name, and its grants.
 func readRelation(ctx context.Context, tx pgx.Tx, name string) (r relation, err error) {
-	found, err := collect(ctx, tx, func(row pgx.CollectableRow) (r relation, err error) {
-		return r, row.Scan(&r.ID, &r.Kind, &r.Options, &r.Owner)
-	}, relationSQL, planned, quoted(name))
+	columns := func(r *relation) []any { return []any{&r.ID, &r.Kind, &r.Options, &r.Owner} }
+	found, err := collect(ctx, tx, into(columns), relationSQL, planned, quoted(name))
 	if err == nil && len(found) > 0 {
 		r = found[0]
 		r.grants, err = collect(ctx, tx, pgx.RowToStructByPos[grant], relationGrantsSQL, planned, r.ID, quoted(name))
@@ -237,27 +235,20 @@ func (w *unit) rename(ctx context.Context, tx pgx.Tx, p provider.TablePair) erro
 
 // show makes a view that shows a table. was is the relation that had the view's name before.
 func (w *unit) show(ctx context.Context, tx pgx.Tx, p provider.TablePair, was relation) error {
-	view := quoted(p.Other)
-	isView, fits, options := was.Kind == "v", false, ""
-	if isView {
-		options = was.Options
-		if err := tx.QueryRow(ctx, fitsSQL, planned, view, quoted(p.Table)).Scan(&fits); err != nil {
+	view, table, fits := quoted(p.Other), quoted(p.Table), false
+	var statements []string
+	if was.Kind == "v" {
+		if err := tx.QueryRow(ctx, fitsSQL, planned, view, table).Scan(&fits); err != nil {
 			return ofTables(ctx, wrap("look up "+p.Other, err))
 		}
 		if !fits {
-			if err := w.exec(ctx, tx, `drop view `+view); err != nil {
-				return err
-			}
+			statements = append(statements, `drop view `+view)
 		}
 	}
-	err := w.exec(ctx, tx, `create or replace view `+view+options+` as select * from `+quoted(p.Table))
-	if err == nil {
-		err = w.exec(ctx, tx, `drop trigger if exists kinora_refuse_write on `+view)
-	}
-	if err == nil {
-		err = w.exec(ctx, tx, `create trigger kinora_refuse_write instead of insert or update or delete on `+view+
-			` for each row execute function `+w.db.q(`kinora.refuse_write()`))
-	}
+	err := w.exec(ctx, tx, append(statements,
+		`create or replace view `+view+was.Options+` as select * from `+table,
+		`drop trigger if exists kinora_refuse_write on `+view,
+		`create trigger kinora_refuse_write instead of insert or update or delete on `+view+` for each row execute function `+w.db.q(`kinora.refuse_write()`))...)
 	if err != nil || fits { // a view that is replaced keeps its owner and its grants
 		return err
 	}
@@ -265,17 +256,16 @@ func (w *unit) show(ctx context.Context, tx pgx.Tx, p provider.TablePair, was re
 	if err != nil {
 		return ofTables(ctx, err)
 	}
+	statements = nil
 	for _, g := range was.grants {
 		if g.Column == nil || slices.Contains(columns, *g.Column) {
-			if err := w.exec(ctx, tx, g.SQL); err != nil {
-				return err
-			}
+			statements = append(statements, g.SQL)
 		}
 	}
-	if isView && was.Owner != "" {
-		return w.exec(ctx, tx, `alter view `+view+` owner to `+was.Owner)
+	if was.Owner != "" {
+		statements = append(statements, `alter view `+view+` owner to `+was.Owner)
 	}
-	return nil
+	return w.exec(ctx, tx, statements...)
 }
 
 // identifier splits the name of a table.
@@ -288,4 +278,80 @@ func quoted(names ...string) string {
 		all[i] = identifier(name).Sanitize()
 	}
 	return strings.Join(all, ", ")
+}
+
+const (
+	// The foreign keys of tables, whose names are in SQL, to each other.
+	foreignKeysSQL = `
+with t as (select n, to_regclass(n)::oid as id from unnest($1::text[]) n)
+select quote_ident(c.conname), x.n, y.n, c.condeferrable, pg_has_role(k.relowner, 'usage'), c.confdeltype <> 'a'
+from pg_constraint c join t x on x.id = c.conrelid join t y on y.id = c.confrelid join pg_class k on k.oid = c.conrelid
+where c.contype = 'f' and c.conparentid = 0 order by x.n, c.conname`
+
+	// Foreign keys that the tables $1 of a new generation do not allow. Their names without a number are those of the views.
+	createdSQL = `
+with t as (
+	select c.oid, c.relnamespace, regexp_replace(c.relname, '_g[0-9]+$', '') as plain
+	from unnest($1::text[]) n join pg_class c on c.oid = to_regclass(n)),
+k as (
+	select x.oid as child, y.oid as parent, x.oid in (select oid from t) as isnew, y.oid in (select oid from t) as tonew,
+		(x.relnamespace, regexp_replace(x.relname, '_g[0-9]+$', '')) in (select relnamespace, plain from t) as isours,
+		(y.relnamespace, regexp_replace(y.relname, '_g[0-9]+$', '')) in (select relnamespace, plain from t) as toours,
+		(y.relnamespace, y.relname::text) in (select relnamespace, plain from t) as toplain
+	from pg_constraint k join pg_class x on x.oid = coalesce(pg_partition_root(k.conrelid)::oid, k.conrelid) join pg_class y on y.oid = k.confrelid
+	where k.contype = 'f' and k.conparentid = 0)
+select child::regclass::text, parent::regclass::text, case
+	when isnew then 'it is of another generation: use projector.Table'
+	when tonew then 'add the first one to Options.Tables'
+	else 'it is to be replaced by a view: remove the foreign key' end
+from k where isnew and toours and not tonew or tonew and not isnew or toplain and not isours
+limit 1`
+
+	// Foreign keys of other tables to the tables $1.
+	fromOthersSQL = `
+with t as (select to_regclass(n)::oid as id from unnest($1::text[]) n)
+select k.conrelid::regclass::text, k.confrelid::regclass::text, 'it is to be replaced by a view: remove the foreign key' from pg_constraint k
+where k.contype = 'f' and k.conparentid = 0 and k.confrelid in (select id from t)
+	and not exists (select from t where id = k.conrelid)
+limit 1`
+)
+
+// foreignKey is a foreign key between two of the tables that are repaired. Names are in SQL.
+type foreignKey struct {
+	Name, Table, To   string
+	Deferrable, Owned bool // Owned: the role may alter it
+	Acts              bool // a delete of a row changes or deletes rows that refer to it, or fails at once
+}
+
+// checkReferences returns an error if foreign keys do not allow the tables to create and to rename.
+func (w *unit) checkReferences(ctx context.Context, tx pgx.Tx) error {
+	renamed := mapSlice(w.Switch.Rename, func(p *provider.TablePair) string { return quoted(p.Table) })
+	for _, check := range []struct {
+		sql    string
+		tables []string
+	}{
+		{createdSQL, mapSlice(w.Switch.Create, func(name *string) string { return quoted(*name) })},
+		{fromOthersSQL, renamed},
+	} {
+		if len(check.tables) == 0 {
+			continue
+		}
+		found, err := collect(ctx, tx, pgx.RowToStructByPos[struct{ From, To, Why string }], check.sql, planned, check.tables)
+		if err != nil {
+			return ofTables(ctx, wrap("look up foreign keys", err))
+		}
+		if len(found) > 0 {
+			return &provider.Error{Class: provider.ClassPermanent, Code: provider.CodeReferenced,
+				Err: fmt.Errorf("%w: table %s has a foreign key to %s: %s", provider.ErrInput, found[0].From, found[0].To, found[0].Why)}
+		}
+	}
+	return nil
+}
+
+// referenced gives an error its code if a table cannot be emptied or dropped because of others.
+func referenced(err error) error {
+	if e := pgError(err); e != nil && e.Detail != "" && (e.Code == dependentObjects || e.Code == notSupported) {
+		return &provider.Error{Class: provider.ClassPermanent, Code: provider.CodeReferenced, Err: fmt.Errorf("%w (%s)", err, e.Detail)}
+	}
+	return err
 }

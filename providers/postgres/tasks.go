@@ -1,15 +1,19 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -21,47 +25,30 @@ const taskColumns = `o.id, o.kind, o.group_id, o.group_kind, o.input, o.state, o
 // taskRow is a row of tasks as the driver reads it.
 type taskRow struct {
 	provider.Task
-	state, metadata                 []byte
-	token                           *uuid.UUID
-	next, created, ended, attempted pgtype.Timestamptz
+	state, metadata []byte
+	token           uuid.NullUUID
 }
 
 // columns are the destinations of taskColumns.
 func (r *taskRow) columns() []any {
 	return []any{&r.ID, &r.Kind, &r.Group, &r.GroupKind, &r.Input, &r.state, &r.Result, &r.Status, &r.Undo, &r.Why, &r.Doubt, &r.Version, &r.Attempts,
-		&r.Vanished, &r.Suspect, &r.Waits, &r.token, &r.ClaimedBy, &r.Code, &r.metadata, &r.next, &r.created, &r.ended, &r.attempted}
+		&r.Vanished, &r.Suspect, &r.Waits, &r.token, &r.ClaimedBy, &r.Code, &r.metadata, scanTime(&r.NextAt), scanTime(&r.CreatedAt), scanTime(&r.EndedAt), scanTime(&r.LastAttemptedAt)}
 }
 
-// task returns the task. readable is false if its state is not an object of slots, because another
-// program wrote it; then State is nil.
-func (r *taskRow) task() (t provider.Task, readable bool) {
-	t = r.Task
-	if r.token != nil {
-		t.Token = claim.Token(*r.token)
+// task returns the task. Its State is nil if it is not an object of slots, because another program wrote it.
+func (r *taskRow) task() provider.Task {
+	r.Token = claim.Token(r.token.UUID)
+	r.Metadata = provider.ParseTaskMetadata(r.metadata)
+	if err := json.Unmarshal(r.state, &r.State); err != nil {
+		r.State = nil
 	}
-	t.Metadata = provider.ParseTaskMetadata(r.metadata)
-	t.NextAt, t.CreatedAt, t.EndedAt, t.LastAttemptedAt = storedTime(r.next), storedTime(r.created), storedTime(r.ended), storedTime(r.attempted)
-	if err := json.Unmarshal(r.state, &t.State); err != nil {
-		t.State = nil
-	}
-	return t, t.State != nil
-}
-
-// storedTime returns the zero time for a time that is null, infinite or outside the years 1 to
-// 9999.
-func storedTime(t pgtype.Timestamptz) time.Time {
-	if !t.Valid || t.InfinityModifier != pgtype.Finite {
-		return time.Time{}
-	}
-	at, _ := provider.StoredTime(t.Time)
-	return at
+	return r.Task
 }
 
 func scanTask(row pgx.CollectableRow) (provider.Task, error) {
 	var r taskRow
 	err := row.Scan(r.columns()...)
-	t, _ := r.task()
-	return t, err
+	return r.task(), err
 }
 
 const claimTasksSQL = `
@@ -74,49 +61,36 @@ const codeMalformed = "malformed"
 // ClaimTasks implements provider.Tasks with one statement. A task whose state cannot be
 // read is abandoned instead.
 func (db *Provider) ClaimTasks(ctx context.Context, q provider.TaskQuery, t claim.Terms) ([]provider.Task, error) {
-	if err := provider.CheckStorable("query.kinds", q.Kinds...); err != nil {
-		return nil, wrap("claim tasks", err)
-	}
 	limit := t.Limit
 	if q.Alone {
 		limit = 1
 	}
 	var malformed []provider.TaskChange
 	crash.Point("claim tasks: before")
-	tasks, err := collect(ctx, db.pool, func(row pgx.CollectableRow) (provider.Task, error) {
-		r := taskRow{Task: provider.Task{Status: provider.TaskClaimed, ClaimedBy: t.Holder}, token: (*uuid.UUID)(&t.Token)}
+	tasks, err := read(ctx, db, "claim tasks", provider.CheckStorable("query.kinds", q.Kinds...), func(row pgx.CollectableRow) (provider.Task, error) {
+		r := taskRow{Task: provider.Task{Status: provider.TaskClaimed, ClaimedBy: t.Holder}, token: uuid.NullUUID{UUID: uuid.UUID(t.Token)}}
 		err := row.Scan(&r.ID, &r.Kind, &r.Group, &r.GroupKind, &r.Input, &r.state, &r.Result, &r.Undo, &r.Why, &r.Doubt, &r.Version, &r.Attempts,
-			&r.Vanished, &r.Suspect, &r.Waits, &r.TimedOut, &r.Spent, &r.Code, &r.metadata, &r.next, &r.created)
-		task, readable := r.task()
+			&r.Vanished, &r.Suspect, &r.Waits, &r.TimedOut, &r.Spent, &r.Code, &r.metadata, scanTime(&r.NextAt), scanTime(&r.CreatedAt))
+		task := r.task()
 		if !task.Spent {
 			task.LastAttemptedAt = task.NextAt.Add(-t.Lease.Truncate(time.Microsecond)) // the time of the claim
 		}
-		if err == nil && !readable {
-			malformed = append(malformed, abandonMalformed(task))
+		if err == nil && task.State == nil {
+			malformed = append(malformed, provider.TaskChange{ID: task.ID, Token: task.Token, To: provider.TaskAbandoned, Code: codeMalformed, Doubt: task.Doubt})
 		}
 		return task, err
-	}, db.q(claimTasksSQL), kindsOf(q), q.Alone, limit, max(q.Attempts, 0), uuid.UUID(t.Token), t.Holder, t.Lease.Microseconds())
+	}, claimTasksSQL, kindsOf(q), q.Alone, limit, max(q.Attempts, 0), uuid.UUID(t.Token), t.Holder, t.Lease.Microseconds())
 	crash.Point("claim tasks: after")
 	if err == nil && len(malformed) > 0 {
-		readable := tasks[:0]
-		for _, task := range tasks {
-			if task.State != nil {
-				readable = append(readable, task)
-			}
-		}
-		tasks = readable
+		tasks = slices.DeleteFunc(tasks, func(t provider.Task) bool { return t.State == nil })
 		_, err = db.ChangeTasks(ctx, malformed)
 	}
-	return tasks, classifyOwn(ctx, wrap("claim tasks", explain(err)))
+	return tasks, classifyOwn(ctx, err)
 }
 
 // kindsOf returns each kind once.
 func kindsOf(q provider.TaskQuery) []string {
 	return slices.Compact(slices.Sorted(slices.Values(q.Kinds)))
-}
-
-func abandonMalformed(t provider.Task) provider.TaskChange {
-	return provider.TaskChange{ID: t.ID, Token: t.Token, To: provider.TaskAbandoned, Code: codeMalformed, Doubt: t.Doubt}
 }
 
 // The walk is as in kinora.claim_tasks. The tasks are read by their keys, whatever the statistics.
@@ -134,11 +108,9 @@ from picked p, lateral (select * from kinora.tasks where id = p.id limit 1) o or
 
 // TaskCandidates implements provider.Tasks.
 func (db *Provider) TaskCandidates(ctx context.Context, q provider.TaskQuery, limit int) ([]provider.Task, error) {
-	if err := provider.CheckStorable("query.kinds", q.Kinds...); err != nil {
-		return nil, wrap("read due tasks", err)
-	}
-	tasks, err := collect(ctx, db.pool, scanTask, db.q(taskCandidatesSQL), planned, kindsOf(q), q.Alone, limit)
-	return tasks, classifyOwn(ctx, wrap("read due tasks", explain(err)))
+	invalid := provider.CheckStorable("query.kinds", q.Kinds...)
+	tasks, err := read(ctx, db, "read due tasks", invalid, scanTask, taskCandidatesSQL, planned, kindsOf(q), q.Alone, limit)
+	return tasks, classifyOwn(ctx, err)
 }
 
 // The character after a slash is 0. The walk skips from kind to kind through the index.
@@ -157,11 +129,8 @@ select distinct kind from k where kind is not null order by kind`
 
 // TaskKinds implements provider.Tasks.
 func (db *Provider) TaskKinds(ctx context.Context, domain string) ([]string, error) {
-	if err := provider.CheckStorable("domain", domain); err != nil {
-		return nil, wrap("read the kinds of tasks", err)
-	}
-	kinds, err := collect(ctx, db.pool, pgx.RowTo[string], db.q(taskKindsSQL), planned, domain)
-	return kinds, classifyOwn(ctx, wrap("read the kinds of tasks", explain(err)))
+	kinds, err := read(ctx, db, "read the kinds of tasks", provider.CheckStorable("domain", domain), pgx.RowTo[string], taskKindsSQL, planned, domain)
+	return kinds, classifyOwn(ctx, err)
 }
 
 const notOpen = `not exists (select from kinora.task_groups g where g.id = t.group_id and g.open > 0)`
@@ -189,20 +158,150 @@ select count(*) from gone`
 // DeleteTasks implements provider.Tasks.
 func (db *Provider) DeleteTasks(ctx context.Context, keep provider.TaskRetention, limit int) (n int, err error) {
 	crash.Point("delete tasks: before")
-	err = db.pool.QueryRow(ctx, db.q(deleteTasksSQL), planned, keep.Done.Microseconds(), keep.Undone.Microseconds(), max(limit, 0)).Scan(&n)
+	_, err = db.row(ctx, "delete tasks", nil, []any{&n}, deleteTasksSQL, planned, keep.Done.Microseconds(), keep.Undone.Microseconds(), max(limit, 0))
 	crash.Point("delete tasks: after")
-	return n, classifyOwn(ctx, wrap("delete tasks", explain(err)))
+	return n, classifyOwn(ctx, err)
 }
 
 // TasksDue implements provider.TaskWaker. ChangeTasks, units, Transact and Wake signal, and a
 // Listener signals for tasks of other processes.
 func (db *Provider) TasksDue() <-chan struct{} { return db.due.listen() }
 
-// tasksDue tells workers that tasks became due: those of this process and, with Config.Notify,
-// those of others.
-func (db *Provider) tasksDue() {
-	db.due.signal()
-	if db.cfg.Notify {
-		db.notifier.request()
+const (
+	changeTasksSQL = `
+select n, undo, version, group_id
+from kinora.change_tasks($1::text[], $2::text[]::uuid[], $3::text[], $4::bigint[], $5::jsonb[], $6::text[], $7::boolean[], $8::text[], $9::boolean[], $10::jsonb[], $11::text[])`
+
+	tasksByIDSQL = `
+select ` + taskColumns + ` from unnest($1::text[]) n(id), lateral (select * from kinora.tasks where id = n.id limit 1) o`
+
+	countTaskSQL = `
+update kinora.task_groups set open = open - 1, completed_at = case when open = 1 then clock_timestamp() end
+where id = $1::text returning kind, data, total, open`
+)
+
+// changeTasks applies changes with one statement. A second one reads the tasks whose changes are
+// refused.
+func (db *Provider) changeTasks(ctx context.Context, on querier, changes []provider.TaskChange) ([]provider.TaskChanged, error) {
+	order := inOrder(changes)
+	args, err := changeArgs(changes, order)
+	if err = cmp.Or(provider.CheckTaskChanges(changes), err); err != nil {
+		return nil, wrap("change tasks", err)
 	}
+	changed := make([]provider.TaskChanged, len(changes))
+	rows, _ := on.Query(ctx, db.q(changeTasksSQL), db.described(args)...) // the rows return its error too
+	var n, applied int
+	var now provider.Task
+	err = eachRow(rows, []any{&n, &now.Undo, &now.Version, &now.Group}, func() {
+		at := order[n-1]
+		now.ID = changes[at].ID
+		changed[at] = provider.TaskChanged{Applied: true, Now: now}
+		applied++
+	})
+	if err == nil && applied < len(changes) {
+		err = db.readRefused(ctx, on, changes, changed)
+	}
+	return changed, wrap("change tasks", explain(err))
+}
+
+// readRefused sets the stored tasks of refused changes.
+func (db *Provider) readRefused(ctx context.Context, on querier, changes []provider.TaskChange, changed []provider.TaskChanged) error {
+	ids := map[string][]*provider.Task{}
+	for i := range changed {
+		if !changed[i].Applied {
+			ids[changes[i].ID] = append(ids[changes[i].ID], &changed[i].Now)
+		}
+	}
+	tasks, err := collect(ctx, on, scanTask, db.q(tasksByIDSQL), planned, slices.Collect(maps.Keys(ids)))
+	for _, t := range tasks {
+		for _, now := range ids[t.ID] {
+			*now = t
+		}
+	}
+	return err
+}
+
+// inOrder returns the indexes of changes in order of their ids: all statements that lock several
+// tasks lock them in this order.
+func inOrder(changes []provider.TaskChange) []int {
+	order := make([]int, len(changes))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return strings.Compare(changes[a].ID, changes[b].ID) })
+	return order
+}
+
+// changeArgs returns the arguments of changeTasksSQL, in this order.
+func changeArgs(changes []provider.TaskChange, order []int) ([]any, error) {
+	n := len(changes)
+	ids, tokens, to, after := make([]string, n), make([]string, n), make([]string, n), make([]int64, n)
+	slots, open, progress := make([]*string, n), make([]string, n), make([]bool, n)
+	gaveUp, doubts, results, codes := make([]string, n), make([]bool, n), make([]*string, n), make([]string, n)
+	for i, at := range order {
+		c := &changes[at]
+		ids[i], tokens[i], to[i], open[i], progress[i] = c.ID, uuid.UUID(c.Token).String(), string(c.To), c.Open, c.Progress
+		gaveUp[i], doubts[i], codes[i] = c.GiveUp, c.Doubt, c.Code
+		if after[i] = c.After.Microseconds(); c.After > 0 {
+			after[i] = max(after[i], 1)
+		}
+		if len(c.Slots) > 0 {
+			text, err := json.Marshal(c.Slots)
+			if err == nil && len(text) > provider.MaxTaskState {
+				err = &eventstore.InvalidError{Field: fmt.Sprintf("changes[%d].slots", at), Reason: fmt.Sprintf("%d bytes: at most %d are allowed", len(text), provider.MaxTaskState)}
+			}
+			if err != nil {
+				return nil, err
+			}
+			slots[i] = new(string(text))
+		}
+		if c.Result != nil {
+			results[i] = new(string(c.Result))
+		}
+	}
+	return []any{ids, tokens, to, after, slots, open, progress, gaveUp, doubts, results, codes}, nil
+}
+
+// ChangeTasks implements provider.Tasks.
+func (db *Provider) ChangeTasks(ctx context.Context, changes []provider.TaskChange) ([]provider.TaskChanged, error) {
+	if len(changes) == 0 {
+		return nil, nil
+	}
+	crash.Point("change tasks: before")
+	changed, err := db.changeTasks(ctx, db.pool, changes)
+	crash.Point("change tasks: after")
+	if err != nil {
+		return nil, classifyOwn(ctx, err)
+	}
+	for i := range changed {
+		if changed[i].Applied && changes[i].To == provider.TaskPending {
+			db.tasksDue()
+			break
+		}
+	}
+	return changed, nil
+}
+
+// A renewal waits for no lock: the transaction that has locked a row is that of the task's own
+// step, or of an answer. The last part sees the rows as they were before the renewal.
+const renewTasksSQL = `
+with c as materialized (select * from unnest($1::text[], $2::uuid[]) c(id, token)),
+locked as materialized (
+	select o.id, o.token from kinora.tasks o where o.id = any($1::text[]) and o.status = 'claimed' and o.token = any($2::uuid[])
+	order by o.id for update skip locked),
+renewed as (
+	update kinora.tasks o set next_at = clock_timestamp() + $3::bigint * interval '1 microsecond'
+	from locked l, c where o.id = l.id and c.id = l.id and c.token = l.token)
+select distinct c.id from c left join lateral (select o.status, o.token from kinora.tasks o where o.id = c.id limit 1) o on true
+where (o.status = 'claimed' and o.token = c.token) is not true`
+
+// RenewTasks implements provider.Tasks.
+func (db *Provider) RenewTasks(ctx context.Context, tasks []provider.Task, lease time.Duration) (late []string, err error) {
+	ids := mapSlice(tasks, func(t *provider.Task) string { return t.ID })
+	tokens := mapSlice(tasks, func(t *provider.Task) uuid.UUID { return uuid.UUID(t.Token) })
+	crash.Point("renew tasks: before")
+	late, err = read(ctx, db, "renew the leases of tasks", provider.CheckStored("task id", ids...),
+		pgx.RowTo[string], renewTasksSQL, planned, ids, tokens, lease.Microseconds())
+	crash.Point("renew tasks: after")
+	return late, classifyOwn(ctx, err)
 }

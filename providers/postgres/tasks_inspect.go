@@ -7,7 +7,6 @@ import (
 	"errors"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/internal/taskrow"
 	"github.com/kinora-go/kinora/provider"
@@ -31,7 +30,7 @@ from (select id from f order by id limit $8::bigint) f, lateral (select * from k
 
 	taskCountsSQL = `select status, count(*) from kinora.tasks where $1::text = '' or kind = $1::text group by status`
 
-	taskGroupSQL = `select kind, data, total, open from kinora.task_groups where id = $1::text`
+	taskGroupSQL = `select id, kind, data, total, open from kinora.task_groups where id = $1::text`
 
 	// The last record of a done or undone task is its row.
 	taskTrailSQL = `
@@ -50,55 +49,31 @@ func taskArgs(f provider.TaskFilter, limit int64) []any {
 // Tasks implements provider.TaskInspector. The State of a task that another program wrote is nil if
 // it is not an object of slots.
 func (db *DB) Tasks(ctx context.Context, f provider.TaskFilter) ([]provider.Task, error) {
-	if err := provider.CheckTaskFilter(f); err != nil {
-		return nil, wrap("list tasks", err)
-	}
 	sql := tasksSQL
 	if f.OnlyStuck() {
 		sql = stuckTasksSQL
 	}
-	tasks, err := collect(ctx, db.pool, scanTask, db.q(sql), taskArgs(f, 100)...)
-	return tasks, wrap("list tasks", explain(err))
+	return read(ctx, db.Provider, "list tasks", provider.CheckTaskFilter(f), scanTask, sql, taskArgs(f, 100)...)
 }
 
 // TaskCounts implements provider.TaskInspector. It reads all tasks.
 func (db *DB) TaskCounts(ctx context.Context, kind string) (map[provider.TaskStatus]int64, error) {
-	if err := provider.CheckStorable("kind", kind); err != nil {
-		return nil, wrap("count tasks", err)
-	}
-	counts := provider.ZeroTaskCounts()
-	var status provider.TaskStatus
-	var n int64
-	rows, _ := db.pool.Query(ctx, db.q(taskCountsSQL), planned, kind) // the rows return its error too
-	_, err := pgx.ForEachRow(rows, []any{&status, &n}, func() error { counts[status] = n; return nil })
-	return counts, wrap("count tasks", explain(err))
+	return counted(ctx, db, "count tasks", provider.CheckStorable("kind", kind), provider.ZeroTaskCounts(), taskCountsSQL, planned, kind)
 }
 
 // TaskGroup implements provider.TaskInspector.
 func (db *DB) TaskGroup(ctx context.Context, id string) (provider.TaskGroup, bool, error) {
-	g := provider.TaskGroup{ID: id}
-	if err := provider.CheckStorable("group", id); err != nil {
-		return g, false, wrap("read a group of tasks", err)
-	}
-	err := db.pool.QueryRow(ctx, db.q(taskGroupSQL), planned, id).Scan(&g.Kind, &g.Data, &g.Total, &g.Open)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return provider.TaskGroup{}, false, nil
-	}
-	return g, err == nil, wrap("read a group of tasks", explain(err))
+	var g provider.TaskGroup
+	columns := []any{&g.ID, &g.Kind, &g.Data, &g.Total, &g.Open}
+	found, err := db.row(ctx, "read a group of tasks", provider.CheckStorable("group", id), columns, taskGroupSQL, planned, id)
+	return g, found, err
 }
 
 // TaskTrail implements provider.TaskInspector.
 func (db *DB) TaskTrail(ctx context.Context, id string) ([]provider.TaskRecord, error) {
-	if err := provider.CheckStorable("task id", id); err != nil {
-		return nil, wrap("read the trail of a task", err)
-	}
-	trail, err := collect(ctx, db.pool, func(row pgx.CollectableRow) (r provider.TaskRecord, err error) {
-		var at pgtype.Timestamptz
-		err = row.Scan(&r.ID, &r.Task, &r.Kind, &r.Group, &r.What, &r.Detail, &r.By, &r.Reason, &at)
-		r.At = storedTime(at)
-		return r, err
-	}, db.q(taskTrailSQL), planned, id)
-	return trail, wrap("read the trail of a task", explain(err))
+	return read(ctx, db.Provider, "read the trail of a task", provider.CheckStorable("task id", id), into(func(r *provider.TaskRecord) []any {
+		return []any{&r.ID, &r.Task, &r.Kind, &r.Group, &r.What, &r.Detail, &r.By, &r.Reason, scanTime(&r.At)}
+	}), taskTrailSQL, planned, id)
 }
 
 // A decision locks the tasks in order of id, as changes do. The status of a task counts as it is
@@ -188,36 +163,27 @@ func (db *DB) decide(ctx context.Context, doing, sql string, what taskrow.Decisi
 
 // CompleteTask implements provider.TaskInspector.
 func (db *DB) CompleteTask(ctx context.Context, id string, result json.RawMessage, d provider.Decision) error {
-	err := provider.CheckTaskDecision(provider.TaskFilter{IDs: []string{id}}, d)
-	if err == nil {
-		err = provider.CheckTaskResult(result)
-	}
-	if err != nil {
-		return wrap("complete a task", err)
-	}
+	invalid := cmp.Or(provider.CheckTaskDecision(provider.TaskFilter{IDs: []string{id}}, d), provider.CheckTaskResult(result))
 	crash.Point("complete task: before")
-	tag, err := db.pool.Exec(ctx, db.q(completeTaskSQL), planned, id, string(result), d.By, d.Reason)
+	n, err := db.exec(ctx, "complete a task", invalid, completeTaskSQL, planned, id, string(result), d.By, d.Reason)
 	crash.Point("complete task: after")
-	if err == nil && tag.RowsAffected() == 0 {
-		err = provider.ErrTaskVersion
+	if err == nil && n == 0 {
+		return wrap("complete a task", provider.ErrTaskVersion)
 	}
 	if err == nil {
 		db.tasksDue()
 	}
-	return wrap("complete a task", explain(err))
+	return err
 }
 
 // PatchTask implements provider.TaskInspector. A task that waits for a slot that the patch fills
 // becomes pending.
 func (db *DB) PatchTask(ctx context.Context, id string, version int64, patch json.RawMessage, d provider.Decision) error {
-	err := provider.CheckTaskDecision(provider.TaskFilter{IDs: []string{id}}, d)
-	if err == nil {
-		err = provider.CheckJSON("patch", patch, provider.MaxTaskState)
+	invalid := cmp.Or(provider.CheckTaskDecision(provider.TaskFilter{IDs: []string{id}}, d), provider.CheckJSON("patch", patch, provider.MaxTaskState))
+	if invalid != nil {
+		return wrap("patch a task", invalid)
 	}
-	if err != nil {
-		return wrap("patch a task", err)
-	}
-	err = db.inTx(ctx, func(tx pgx.Tx) error {
+	err := db.inTx(ctx, func(tx pgx.Tx) error {
 		var before []byte
 		var ended bool
 		err := tx.QueryRow(ctx, db.q(lockTaskSQL), planned, id, version).Scan(&before, &ended)

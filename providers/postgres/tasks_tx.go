@@ -70,17 +70,17 @@ func (t *taskTx) EnqueueGroup(ctx context.Context, g provider.TaskGroupDraft) er
 func (t *taskTx) add(ctx context.Context, what, sql string, args ...any) error {
 	var same bool
 	crash.Point("enqueue tasks: before")
-	err := t.row(ctx, sql, t.db.described(args), &same)
+	err := t.row(ctx, what, sql, t.db.described(args), &same)
 	crash.Point("enqueue tasks: after")
 	if err == nil && !same {
-		err = provider.ErrTaskIDReused
+		return wrap(what, provider.ErrTaskIDReused)
 	}
-	return wrap(what, explain(err))
+	return err
 }
 
 // row runs a statement that returns one row.
-func (t *taskTx) row(ctx context.Context, sql string, args []any, into ...any) error {
-	return t.in(ctx, func(q session) error { return q.QueryRow(ctx, t.db.q(sql), args...).Scan(into...) })
+func (t *taskTx) row(ctx context.Context, doing, sql string, args []any, into ...any) error {
+	return wrap(doing, explain(t.in(ctx, func(q session) error { return q.QueryRow(ctx, t.db.q(sql), args...).Scan(into...) })))
 }
 
 // dueAt rounds up, so that a task is never due too early. The zero time is null.
@@ -88,8 +88,7 @@ func dueAt(d *provider.TaskDraft) *time.Time {
 	if d.At.IsZero() {
 		return nil
 	}
-	at := roundUp(d.At)
-	return &at
+	return new(roundUp(d.At))
 }
 
 func draftArgs(ctx context.Context, tasks []provider.TaskDraft) []any {
@@ -115,9 +114,9 @@ func (t *taskTx) Answer(ctx context.Context, a provider.TaskAnswer) (outcome pro
 	}
 	defer t.db.tasked.Add(1)
 	crash.Point("answer task: before")
-	err = t.row(ctx, answerTaskSQL, []any{a.Task, a.Name, a.ID, string(a.Out)}, &outcome)
+	err = t.row(ctx, "answer a task", answerTaskSQL, []any{a.Task, a.Name, a.ID, string(a.Out)}, &outcome)
 	crash.Point("answer task: after")
-	return outcome, wrap("answer a task", explain(err))
+	return outcome, err
 }
 
 // Postpone implements provider.TaskTx.
@@ -127,9 +126,9 @@ func (t *taskTx) Postpone(ctx context.Context, id string, at time.Time) (done bo
 	}
 	defer t.db.tasked.Add(1)
 	crash.Point("postpone task: before")
-	err = t.row(ctx, postponeTaskSQL, []any{id, roundUp(at)}, &done)
+	err = t.row(ctx, "postpone a task", postponeTaskSQL, []any{id, roundUp(at)}, &done)
 	crash.Point("postpone task: after")
-	return done, wrap("postpone a task", explain(err))
+	return done, err
 }
 
 // Cancel implements provider.TaskTx.
@@ -166,8 +165,8 @@ func (t *taskTx) Change(ctx context.Context, c provider.TaskChange) (provider.Ta
 	}
 	g := provider.TaskGroup{ID: changed.Now.Group}
 	crash.Point("count task: before")
-	err = t.row(ctx, countTaskSQL, []any{planned, g.ID}, &g.Kind, &g.Data, &g.Total, &g.Open)
+	err = t.row(ctx, "count the group of a task", countTaskSQL, []any{planned, g.ID}, &g.Kind, &g.Data, &g.Total, &g.Open)
 	crash.Point("count task: after")
 	changed.Group = &g
-	return changed, wrap("count the group of a task", explain(err))
+	return changed, err
 }

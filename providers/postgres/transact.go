@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,9 +50,7 @@ func (db *DB) Transact(ctx context.Context, fn func(ctx context.Context, tx pgx.
 	limit, cancel := context.WithTimeout(ctx, transactLimit)
 	defer cancel()
 	for try := 1; again && try < transactTries; try++ {
-		if pauses.Wait(limit, rand.N(pauseAfter(try)), nil); limit.Err() != nil {
-			return err
-		}
+		pauses.Wait(limit, rand.N(pauseAfter(try)), nil)
 		again, err = run.inTurn(ctx, limit, err)
 	}
 	return err
@@ -76,13 +75,24 @@ type run struct {
 // error. A turn has no shorter limit: after several deadlocks, which take a second each, all the
 // waiting runs would begin together and deadlock again.
 func (r *run) inTurn(ctx, limit context.Context, previous error) (again bool, err error) {
-	select {
-	case r.turns <- struct{}{}:
-		defer func() { <-r.turns }()
-	case <-limit.Done():
+	if !take(limit, r.turns) {
 		return false, previous
 	}
+	defer func() { <-r.turns }()
 	return r.once(ctx)
+}
+
+// take locks a channel of capacity 1, unless ctx ends before.
+func take(ctx context.Context, lock chan struct{}) bool {
+	if ctx.Err() != nil {
+		return false
+	}
+	select {
+	case lock <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // once runs fn in one transaction. again reports whether another run may succeed.
@@ -133,7 +143,6 @@ func (r *run) transaction(ctx, late context.Context) (again bool, lost string, e
 		return false, "", nil
 	case err == nil:
 		r.Wake()
-		return false, "", nil
 	case isAmbiguous(err):
 		return false, xid, err
 	}
@@ -250,10 +259,7 @@ func (f *failure) usable(ctx context.Context) error {
 		return fmt.Errorf("transact: fn has ended the transaction: %w", ErrHeld)
 	case f.conn.TxStatus() == 'E':
 		const what = "transact: fn returned nil after an SQL error, which rolled the transaction back"
-		if err := f.cause(); err != nil {
-			return fmt.Errorf("%s: %w", what, err)
-		}
-		return errors.New(what)
+		return cmp.Or(wrap(what, f.cause()), errors.New(what))
 	}
 	return nil
 }

@@ -103,8 +103,10 @@ func (db *Provider) Do(ctx context.Context, u provider.Unit, run func(ctx contex
 // do opens the unit, calls run, and closes the unit with one round trip. It commits unless the
 // unit is a dry run or an error occurs.
 func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) (provider.Closing, error)) (err error) {
-	if err := w.checkSwitch(); err != nil {
-		return err
+	if w.Switch != nil {
+		if err := provider.CheckSwitch(&w.Unit); err != nil {
+			return invalidUnit(err)
+		}
 	}
 	var outside *dryRun
 	tasked := w.db.tasked.Load()
