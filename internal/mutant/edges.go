@@ -40,7 +40,7 @@ var edges = []Mutant{
 		Edits: []Edit{
 			{File: "providers/memory/progress.go", Old: "if l.until.Before(now.Add(-time.Hour)) {", New: "if l.until.IsZero() {"},
 			{File: "providers/sqlite/progress.go", Old: "if err == nil && n == 1 {", New: "if err == nil && n < 0 {"},
-			{File: "providers/postgres/leases.go", Old: "clock_timestamp() - interval '1 hour'", New: "clock_timestamp() - interval '1000 hours'"},
+			{File: "providers/postgres/operations.go", Old: "clock_timestamp() - interval '1 hour'", New: "clock_timestamp() - interval '1000 hours'"},
 		},
 		Tests: []Test{
 			{"./providers/memory", "TestConformance/Operations/Leases/old_leases_are_deleted"},

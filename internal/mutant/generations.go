@@ -45,7 +45,7 @@ var generations = []Mutant{
 	{
 		Name:  "revision_not_compared",
 		What:  "a generation is stored although another program has changed its row",
-		Edits: []Edit{{File: "providers/postgres/generations.go", Old: "	where g.revision = $3::bigint and (g.state", New: "	where (g.state"}},
+		Edits: []Edit{{File: "providers/postgres/progress.go", Old: "	where g.revision = $3::bigint and (g.state", New: "	where (g.state"}},
 		Tests: []Test{{"./providers/postgres", "TestConformance/Generations/States/revisions"}},
 	},
 	{
@@ -57,13 +57,13 @@ var generations = []Mutant{
 	{
 		Name:  "standby_keeps_its_token",
 		What:  "the reader of a generation that was live keeps its lease on the checkpoint",
-		Edits: []Edit{{File: "providers/postgres/generations.go", Old: "set mode = 'catch-up', token = '00000000-0000-0000-0000-000000000000'", New: "set mode = 'catch-up'"}},
+		Edits: []Edit{{File: "providers/postgres/progress.go", Old: "set mode = 'catch-up', token = '00000000-0000-0000-0000-000000000000'", New: "set mode = 'catch-up'"}},
 		Tests: []Test{{"./providers/postgres", "TestConformance/Generations/Switch/a_switch_and_a_rollback"}},
 	},
 	{
 		Name:  "retired_without_checkpoint",
 		What:  "a generation that is retired before it has a checkpoint takes units",
-		Edits: []Edit{{File: "providers/postgres/generations.go", Old: "where isnew and $4::text = 'retired'", New: "where isnew and $4::text = 'retired' and exists (select from kinora.checkpoint($1::text, $2::int, ''))"}},
+		Edits: []Edit{{File: "providers/postgres/progress.go", Old: "where isnew and $4::text = 'retired'", New: "where isnew and $4::text = 'retired' and exists (select from kinora.checkpoint($1::text, $2::int, ''))"}},
 		Tests: []Test{{"./providers/postgres", "TestConformance/Generations/Ended/units_of_a_retired_generation_without_a_checkpoint"}},
 	},
 	{
@@ -145,19 +145,19 @@ var generations = []Mutant{
 	{
 		Name:  "cleared_while_it_is_used",
 		What:  "the rows of a generation are deleted although it is not retired",
-		Edits: []Edit{{File: "providers/postgres/generations.go", Old: "and generation = $2::int and state = 'retired' for share", New: "and generation = $2::int for share"}},
+		Edits: []Edit{{File: "providers/postgres/progress.go", Old: "and generation = $2::int and state = 'retired' for share", New: "and generation = $2::int for share"}},
 		Tests: []Test{{"./providers/postgres", "TestConformance/Generations/Clear/a_generation_that_is_not_retired"}},
 	},
 	{
 		Name:  "markers_cleared_of_all_generations",
 		What:  "the markers of all generations are deleted with those of a retired one",
-		Edits: []Edit{{File: "providers/postgres/generations.go", Old: "where handler = h.name and generation = $2::int\n", New: "where handler = h.name and (generation = $2::int or true)\n"}},
+		Edits: []Edit{{File: "providers/postgres/progress.go", Old: "where handler = h.name and generation = $2::int\n", New: "where handler = h.name and (generation = $2::int or true)\n"}},
 		Tests: []Test{{"./providers/postgres", "TestConformance/Generations/Clear/the_rows_of_a_retired_generation"}},
 	},
 	{
 		Name:  "tables_dropped_first",
 		What:  "the tables of a retired generation are dropped before its rows are deleted",
-		Edits: []Edit{{File: "providers/postgres/generations.go", Old: "err == nil && n == 0 && len(tables) > 0", New: "err == nil && len(tables) > 0"}},
+		Edits: []Edit{{File: "providers/postgres/progress.go", Old: "err == nil && n == 0 && len(tables) > 0", New: "err == nil && len(tables) > 0"}},
 		Tests: []Test{{"./providers/postgres", "TestConformance/Generations/Tables/tables_of_a_retired_generation"}},
 	},
 }

@@ -227,7 +227,7 @@ var stores = []Mutant{
 		err = d.writeTx(ctx, func(u *unit) error { return a.writeEntries(ctx, u.session, at, at.Log+"/") })
 	}
 `},
-			{File: "providers/postgres/append.go", Old: `	ambiguous := false // an earlier try may have been executed
+			{File: "providers/postgres/append.go", Old: `	at, err := a.tryUntilKnown(ctx, shared)
 `, New: `	if a.entries {
 		noEntries := &DB{&Provider{pool: db.pool, cfg: Config{Schema: db.cfg.Schema}}}
 		if a, err = noEntries.newAppend(ctx, db.pool, stream, expected, events); err != nil {
@@ -237,7 +237,7 @@ var stores = []Mutant{
 		if err != nil {
 			return at, err
 		}
-		var out []outbox.Message
+		var out []provider.OutboxMessage
 		for i, d := range events {
 			for _, topic := range db.cfg.Route(stream, d) {
 				out = append(out, provider.FromEvent(stream, at.Version-int64(len(events)-i-1), d, topic))
@@ -245,7 +245,7 @@ var stores = []Mutant{
 		}
 		return at, pgx.BeginFunc(ctx, db.pool, func(tx pgx.Tx) error { return db.InTx(tx).Enqueue(ctx, out...) })
 	}
-	ambiguous := false // an earlier try may have been executed
+	at, err := a.tryUntilKnown(ctx, shared)
 `},
 		},
 		Tests: []Test{{"./providers/sqlite", "TestEventsAndEntriesCommitTogether"}},

@@ -91,7 +91,7 @@ var progress = []Mutant{
 	{
 		Name:  "aged_markers_of_events",
 		What:  "pruning by age deletes markers of events that are behind the checkpoint",
-		Edits: []Edit{{File: "providers/postgres/records.go", Old: "and generation <> all((select generations from c)::int[])", New: "and (select generations from c) is not null"}},
+		Edits: []Edit{{File: "providers/postgres/parked.go", Old: "and generation <> all((select generations from c)::int[])", New: "and (select generations from c) is not null"}},
 		Tests: []Test{{"./providers/postgres", "TestConformance/Progress/Applied/markers_of_a_projector_with_a_checkpoint"}},
 	},
 }

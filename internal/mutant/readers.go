@@ -89,7 +89,7 @@ var readers = []Mutant{
 	{
 		Name:  "from_rounds_down",
 		What:  "the log from a time on begins at an event that was recorded up to a microsecond before",
-		Edits: []Edit{{File: "providers/postgres/log_place.go", Old: "planned, after, roundUp(t))", New: "planned, after, t)"}},
+		Edits: []Edit{{File: "providers/postgres/log_settled.go", Old: "planned, after, roundUp(t))", New: "planned, after, t)"}},
 		Tests: []Test{{"./providers/postgres", "TestConformance/Log/a_place_by_time"}},
 	},
 	{

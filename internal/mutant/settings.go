@@ -5,13 +5,13 @@ var settings = []Mutant{
 	{
 		Name:  "encoding_unchecked",
 		What:  "sessions with another encoding are used",
-		Edits: []Edit{{File: "providers/postgres/connect.go", Old: `if encoding := is("client_encoding"); encoding != "" && encoding != encodingUTF8 {`, New: `if encoding := is("client_encoding"); encoding == "none" {`}},
+		Edits: []Edit{{File: "providers/postgres/postgres.go", Old: `if encoding := is("client_encoding"); encoding != "" && encoding != encodingUTF8 {`, New: `if encoding := is("client_encoding"); encoding == "none" {`}},
 		Tests: []Test{{"./providers/postgres", "TestSettingsThatChangeTheMeaningAreRefused/another_encoding"}},
 	},
 	{
 		Name:  "dates_unchecked",
 		What:  "dates in text are read as ISO, whatever DateStyle says",
-		Edits: []Edit{{File: "providers/postgres/connect.go", Old: `!strings.HasPrefix(style, "ISO") {`, New: `strings.HasPrefix(style, "none") {`}},
+		Edits: []Edit{{File: "providers/postgres/postgres.go", Old: `!strings.HasPrefix(style, "ISO") {`, New: `strings.HasPrefix(style, "none") {`}},
 		Tests: []Test{{"./providers/postgres", "TestSettingsThatChangeTheMeaningAreRefused/dates_as_text"}},
 	},
 	{

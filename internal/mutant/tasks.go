@@ -147,7 +147,7 @@ var storedTasks = []Mutant{
 	{
 		Name:  "patch_refused_without_reason",
 		What:  "a patch of a task that has ended asks for a newer version",
-		Edits: []Edit{{File: "providers/postgres/tasks_inspect.go", Old: "return provider.ErrTaskEnded\n", New: "return provider.ErrTaskVersion\n"}},
+		Edits: []Edit{{File: "providers/postgres/tasks_requests.go", Old: "return provider.ErrTaskEnded\n", New: "return provider.ErrTaskVersion\n"}},
 		Tests: conforms("Decisions/patch_at_another_version"),
 	},
 	{
@@ -262,7 +262,7 @@ var workers = []Mutant{
 	{
 		Name:  "due_rounds_down",
 		What:  "a task is due up to a microsecond before its time",
-		Edits: []Edit{{File: "providers/postgres/tasks_tx.go", Old: "new(roundUp(d.At))", New: "&d.At"}},
+		Edits: []Edit{{File: "providers/postgres/tasks_requests.go", Old: "new(roundUp(d.At))", New: "&d.At"}},
 		Tests: []Test{{"./providers/postgres", "TestConformance/Tasks/Enqueue/times_of_a_task"}},
 	},
 	{

@@ -114,7 +114,7 @@ var units = []Mutant{
 	{
 		Name:  "many_lanes_not_held",
 		What:  "a unit of many lanes does not look up which ones are held",
-		Edits: []Edit{{File: "providers/postgres/open.go", Old: "	if w.mayHold {\n", New: "	if w.mayHold && false {\n"}},
+		Edits: []Edit{{File: "providers/postgres/open.go", Old: "	if err == nil && w.mayHold {\n", New: "	if err == nil && w.mayHold && false {\n"}},
 		Tests: []Test{{"./providers/postgres", "TestHoldsAreReadAfterTheWaitForMarkers/tx_of_many_lanes"}},
 	},
 	{

@@ -16,15 +16,13 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// PostgreSQL keeps a plan that it made while a table was empty when the table grows. Therefore
-// prepared statements leave the planner no choice between an index lookup and a scan: lookups are
-// lateral subqueries with a limit, or in a case, which is never turned into a join. Statements
-// for a whole batch are planned on each call instead.
+// PostgreSQL keeps a plan that it made while a table was empty when the table grows. Therefore prepared statements leave the
+// planner no choice: lookups are lateral subqueries with a limit, or in a case, which is never turned into a join.
+// Statements for a whole batch are planned on each call instead.
 
-// An append is one statement. Its parts, in the order of their dependencies: the clock, read
-// once, and at least local durability; the stream's row, raised from the expected version unless
-// any of the ids is stored; the events; their entries; their version and position. No row: a
-// conflict or a repeat.
+// An append is one statement: the clock, read once, and at least local durability; the stream's row, raised from the
+// expected version unless any of the ids is stored; the events; their entries; their version and position. It returns no
+// row for a conflict or a repeat.
 const (
 	appendHead = `
 with ck as materialized (
@@ -240,8 +238,7 @@ func (a *appending) run(ctx context.Context, q querier) (eventstore.Appended, er
 
 func (a *appending) wrap(err error) error { return wrap("append to "+a.stream, err) }
 
-// refused reads why nothing was written: the stream is at another version, or the ids are stored
-// already.
+// refused reads why nothing was written.
 func (a *appending) refused(ctx context.Context, q querier) (eventstore.Appended, error) {
 	var known int
 	var base, last *int64
@@ -292,8 +289,7 @@ func (a *appending) damaged() error {
 
 const resolveTries = 20
 
-// isRolledBack reports whether the server rolled back a transaction that it may execute on
-// another try.
+// isRolledBack reports whether the server may execute a transaction that it rolled back on another try.
 func isRolledBack(err error) bool {
 	e := pgError(err)
 	return e != nil && (e.Code == deadlockDetected || e.Code == serializationFailed)
@@ -310,10 +306,9 @@ func (a *appending) tryOnce(ctx context.Context) (at eventstore.Appended, sent b
 	return at, true, err
 }
 
-// Append implements eventstore.Store with one statement in one round trip. Many callers at once share
-// transactions, and so commits; each has its own result. The connection of a shared transaction is
-// acquired without the values of the callers' contexts. After a deadlock or a
-// serialization failure it tries again, up to 20 times, with pauses of 15 seconds in total.
+// Append implements eventstore.Store with one statement in one round trip. Many callers at once share transactions, and so
+// commits, each with its own result and without the values of its context. After a deadlock or a serialization failure it
+// tries again, up to 20 times, with pauses of 15 seconds in total.
 func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {
 	shared := isSmall(events)
 	if shared {
@@ -348,7 +343,7 @@ func (a *appending) tryUntilKnown(ctx context.Context, shared bool) (eventstore.
 		case err == nil:
 			at.Replayed = at.Replayed && !ambiguous // else this call wrote them, and the reply was lost
 			return at, nil
-		case isAnswer(err): // the server has replied so
+		case isAnswer(err):
 			return eventstore.Appended{}, err
 		case try > resolveTries:
 		case violates(err, "events_id_key"):
@@ -390,10 +385,9 @@ func pause(ctx context.Context, try int) error {
 	return ctx.Err()
 }
 
-// Append implements eventstore.TxStore with one exception to "usable": if another transaction is
-// appending one of the ids at the same time, or a message was enqueued under it, PostgreSQL
-// aborts the caller's transaction. The error is then ErrEventIDReused too, and a new transaction
-// finds the ids. ErrDamaged may leave the transaction aborted too.
+// Append implements eventstore.TxStore with one exception to "usable": if another transaction is appending one of the ids
+// at the same time, or a message was enqueued under it, the caller's transaction is aborted with ErrEventIDReused. A new
+// one finds the ids. ErrDamaged may leave the transaction aborted too.
 func (t *Tx) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (at eventstore.Appended, err error) {
 	err = t.in(ctx, func(q session) error {
 		a, err := t.db.newAppend(ctx, q, stream, expected, events)

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,12 +40,11 @@ const shareLock = 100 * time.Millisecond
 // sharedAppend is an append in the queue, or in a transaction with others.
 type sharedAppend struct {
 	*appending
-	done   chan struct{} // closed after the transaction
-	left   bool          // its caller left before it was sent
-	group  *shareGroup   // nil while it waits
-	at     eventstore.Appended
-	err    error // of the transaction
-	result shareResult
+	done  chan struct{} // closed after the transaction
+	left  bool          // its caller left before it was sent
+	group *shareGroup   // nil while it waits
+	at    eventstore.Appended
+	err   error // of the transaction, errAlone or errRefused
 }
 
 // shareGroup are the appends of one transaction.
@@ -56,13 +56,9 @@ type shareGroup struct {
 	cancel context.CancelFunc
 }
 
-type shareResult int
-
-const (
-	shareFailed  shareResult = iota // see err
-	shareApplied                    // see at
-	shareRefused                    // nothing was written
-	shareAlone                      // nothing was executed: the append must run alone
+var (
+	errAlone   = errors.New("nothing was executed: the append must run alone")
+	errRefused = errors.New("nothing was written")
 )
 
 // most returns how many transactions of appends run at a time.
@@ -185,17 +181,15 @@ func (a *appending) share(ctx context.Context) (at eventstore.Appended, sent boo
 			return at, true, a.wrap(fmt.Errorf("%w: %w", errLeft, ctx.Err()))
 		}
 	}
-	switch s.result {
-	case shareAlone:
+	switch {
+	case errors.Is(s.err, errAlone):
 		return a.tryOnce(ctx)
-	case shareApplied:
-		return s.at, true, nil
-	case shareRefused:
+	case errors.Is(s.err, errRefused):
 		a.refusal = true
 		at, err = a.refused(ctx, db.pool)
 		return at, true, err
 	}
-	return at, true, s.err
+	return s.at, true, s.err
 }
 
 // errLeft: the caller's context ended while a shared transaction was running.
@@ -220,13 +214,13 @@ func (db *Provider) appendTogether(g *shareGroup) {
 	_, unsent := errors.AsType[pgx.ErrPreprocessingBatch](err)
 	for _, s := range order {
 		switch {
-		case err == nil && s.result == shareApplied:
+		case err == nil && s.err == nil:
 			db.appended(s.entries)
 		case err == nil:
 		case conn == nil || unsent || !maybeExecuted(err):
-			s.result = shareAlone
+			s.err = errAlone
 		default:
-			s.result, s.err = shareFailed, s.wrap(err)
+			s.err = s.wrap(err)
 		}
 	}
 }
@@ -244,13 +238,10 @@ func (db *Provider) sendTogether(ctx context.Context, conn *pgx.Conn, order []*s
 		if err != nil {
 			break
 		}
-		s.at, s.result = eventstore.Appended{Stream: s.stream, Count: len(s.ids), Log: s.log}, shareApplied
+		s.at = eventstore.Appended{Stream: s.stream, Count: len(s.ids), Log: s.log}
 		if err = results.QueryRow().Scan(&s.at.Version, &s.at.Position); errors.Is(err, pgx.ErrNoRows) {
-			s.result, err = shareRefused, nil
+			s.err, err = errRefused, nil
 		}
 	}
-	if closed := results.Close(); err == nil {
-		err = closed
-	}
-	return err
+	return cmp.Or(err, results.Close())
 }

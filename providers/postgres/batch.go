@@ -14,21 +14,14 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Batched runs units for handlers that only write: they queue statements. The opening, their
-// statements, their output and the commit are sent in one round trip. If a marker exists, a lane
-// is held, or an event is not behind the checkpoint, two more follow. A queued statement must not read, have a callback, or begin or end a
-// transaction: that is a permanent error. The statements of a unit are parsed before the first one is
-// executed, so none can use a table that another one creates.
+// Batched runs units for handlers that only write: they queue statements. The opening, their statements, their output and the
+// commit are sent in one round trip. Two more follow if a marker exists, a lane is held, or an event is not behind the
+// checkpoint. A queued statement must not read, have a callback, or begin or end a transaction: that is a permanent error. All
+// statements of a unit are parsed before one is executed, so none can use a table that another one creates.
 type Batched struct{ *DB }
 
 // Batched returns the provider for handlers of *pgx.Batch.
 func (db *DB) Batched() *Batched { return &Batched{db} }
-
-func (b *Batched) queuing(u provider.Unit) *unit {
-	w := b.newUnit(u)
-	w.queues = true
-	return w
-}
 
 // queuing is the function of a unit whose handlers queue statements.
 type queuing = func(ctx context.Context, tx *pgx.Batch, found provider.Found) (provider.Closing, error)
@@ -38,16 +31,15 @@ type queuing = func(ctx context.Context, tx *pgx.Batch, found provider.Found) (p
 // messages, Do calls run again, after an opening like that of DB.Do.
 func (b *Batched) Do(ctx context.Context, u provider.Unit, run queuing) error {
 	if ctx.Err() == nil && !u.Once && u.Switch == nil && u.Careful == nil && u.DryRun == nil && !u.IsReplay() && (u.Reader == nil || u.Advance != nil) {
-		if done, err := b.queuing(u).inOneTrip(ctx, run); done || err != nil {
+		if done, err := b.newUnit(u, true).inOneTrip(ctx, run); done || err != nil {
 			return err
 		}
 	}
-	w := b.queuing(u)
+	w := b.newUnit(u, true)
 	return w.do(ctx, func(pgx.Tx) (provider.Closing, error) { return w.queueHandlers(ctx, run) })
 }
 
-// inOneTrip returns false and no error if nothing was committed because the unit needs an opening
-// before its handlers run.
+// inOneTrip returns false and no error if the unit needs an opening before its handlers run: nothing was committed.
 func (w *unit) inOneTrip(ctx context.Context, run queuing) (done bool, err error) {
 	if !w.queueOpening() {
 		return false, nil
@@ -85,8 +77,7 @@ func (w *unit) inOneTrip(ctx context.Context, run queuing) (done bool, err error
 // needOpening are the SQLSTATEs of a unit that needs an opening before its handlers run.
 var needOpening = []string{uniqueViolation, laneHeld, checkpointDecides}
 
-// queueOpening queues the opening of a unit in one round trip. It returns false if an opening in
-// a separate round trip is needed.
+// queueOpening queues the opening. It returns false if that needs a separate round trip.
 func (w *unit) queueOpening() bool {
 	w.queueFence(&w.Batch)
 	lowest := w.lowest()
@@ -161,12 +152,10 @@ func (w *unit) of(statement int) int {
 	return ofUnit
 }
 
-// send sends the batch. Its error has a class, and the message whose statement failed.
-//
-// If ctx ends before the reply, send requests a cancellation and waits for the result. If the
-// server rolled back the handlers' statements, that counts like a handler that takes too long,
-// unless most of the time was spent waiting for a connection. If the server does not reply, the
-// result is ambiguous, which does not count.
+// send sends the batch. Its error has a class, and the message whose statement failed. If ctx ends before the reply, send
+// requests a cancellation and waits for the result. If the server rolled back the handlers' statements, that counts like a
+// handler that takes too long, unless most of the time was spent waiting for a connection. Without a reply the result is
+// ambiguous, which does not count.
 func (w *unit) send(ctx context.Context, conn *leased) (err error) {
 	sent := now()
 	watch(ctx, conn, true, func() { err = w.results(conn.SendBatch(context.WithoutCancel(ctx), &w.Batch)) })

@@ -57,9 +57,8 @@ func (t entryTime) ScanTimestamptz(v pgtype.Timestamptz) error {
 const claimedColumns = `o.id, o.message_id, o.topic, o.key, o.payload, o.headers, o.attempts, o.suspect, o.last_error,
 	o.next_attempt_at, o.created_at, o.last_attempt_at`
 
-// collectClaimed reads the result of a claim of at most t.Limit entries. The texts of an entry
-// share one copy of the driver's bytes, because a relay reads many entries and keeps none for
-// long.
+// collectClaimed reads the result of a claim of at most t.Limit entries. The texts of an entry share one copy of the
+// driver's bytes: a relay reads many entries and keeps none for long.
 func collectClaimed(rows pgx.Rows, t claim.Terms) ([]provider.Entry, error) {
 	defer rows.Close()
 	var entries []provider.Entry
@@ -84,22 +83,18 @@ func collectClaimed(rows pgx.Rows, t claim.Terms) ([]provider.Entry, error) {
 		e.Payload = append([]byte{}, payload...)
 		setHeaders(&e, cut(len(headers)))
 		if entries == nil {
-			entries = make([]provider.Entry, 0, min(t.Limit, claimedAtOnce))
+			entries = make([]provider.Entry, 0, min(t.Limit, 64))
 		}
 		entries = append(entries, e)
 	}
 	return entries, rows.Err()
 }
 
-const claimedAtOnce = 64 // initial capacity of the result
-
-// eligible selects entries that may be claimed, apart from their key. claimable adds the first
-// half of the guard: no ineligible entry of the key precedes it, whether that waits, is claimed,
-// or is held or abandoned. Lookups are in cases, which are never turned into joins: with
-// statistics from when few entries were open, a join walked all of them for each entry (20
-// seconds for a claim of 50 of 100,000). The cases return null, so that the planner estimates
-// that nearly all rows pass. Here and elsewhere, a comparison of id with 0 or
-// of topic with the empty text selects one of the partial indexes: see migration 1.
+// eligible selects entries that may be claimed, apart from their key. claimable adds the first half of the guard: no
+// ineligible entry of the key precedes it, whether that waits, is claimed, held or abandoned. Lookups are in cases, which are
+// never turned into joins: with statistics from when few entries were open, a join walked all of them for each entry (20
+// seconds for a claim of 50 of 100,000). The cases return null, so that the planner estimates that nearly all rows pass. A
+// comparison of id with 0, or of topic with the empty text, selects one of the partial indexes: see migration 1.
 const (
 	eligible  = `o.open and o.id > 0 and ` + due
 	claimable = eligible + unpreceded
@@ -121,25 +116,19 @@ const (
 			where e.held and e.topic <> '' and e.topic = o.topic and e.key = o.key and e.id < o.id) then null else true end is not null`
 )
 
-// A claim is one statement. It reads the clock once: if it were read per row, the first entry of
-// a key could count as leased and, rows later, no longer block. picked are the eligible entries
-// that no ineligible one of their key precedes. They are locked, and rows that others have locked
-// are skipped. Exhausted ones (their claim crashed at the limit) are abandoned. The others are
-// safe if no earlier open entry of their key is outside picked; one that another transaction has
-// locked is outside. Of the safe ones, in order, the batch takes as much payload as allowed. A
-// suspect (its claim crashed) is claimed alone if it is the first; otherwise it ends the batch
-// before it. Each entry before a safe one in its key is safe too, so a batch never passes an
-// entry. Without order every eligible entry is safe.
+// A claim is one statement. It reads the clock once: if it were read per row, the first entry of a key could count as leased
+// and, rows later, no longer block. picked are the eligible entries that no ineligible one of their key precedes. They are
+// locked, and rows that others have locked are skipped. Exhausted ones (their claim crashed at the limit) are abandoned. The
+// others are safe if no earlier open entry of their key is outside picked. Of the safe ones, in order, the batch takes as
+// much payload as allowed. A suspect (its claim crashed) is claimed alone if it is the first; otherwise it ends the batch
+// before it. Each entry before a safe one in its key is safe too, so a batch never passes an entry.
 //
-// A near scan picks eligible entries without checking the earlier ones, and leaves that to the
-// second half of the guard. That halves the lookups if few entries wait. An exhausted entry
-// blocks its key until a full scan.
+// A near scan leaves the check of the earlier ones to the second half of the guard, which halves the lookups if few entries
+// wait. An exhausted entry blocks its key until a full scan.
 //
-// A claim of some topics walks the open entries of each topic separately, so that the entries of
-// other topics cost nothing. It takes up to the limit from each topic, and picks the first of
-// all. It locks entries during the walks, and so locks some that it does not pick. If it locked
-// them afterwards, concurrent relays would pick the same ones, and all but one would get none. No
-// claim waits for a lock, so the order of locks does not matter.
+// A claim of some topics walks the open entries of each topic separately, so that those of other topics cost nothing. It
+// locks entries during the walks, also some that it does not pick: if it locked them afterwards, concurrent relays would pick
+// the same ones, and all but one would get none. No claim waits for a lock, so the order of locks does not matter.
 const (
 	claimEntriesSQL       = claimHead + claimAny + claimable + claimPicked + claimAbandon + claimNotExhausted + claimSafe + claimTail
 	claimNearSQL          = claimHead + claimAny + eligible + claimPicked + claimNotExhausted + claimSafe + claimNotHeld + claimTail
@@ -195,11 +184,9 @@ update kinora.outbox o set status = 'claimed', token = $1::uuid, claimed_by = $5
 from batch, ck where o.id = batch.id
 returning ` + claimedColumns
 
-	// openTopics are the requested topics or, if none are given, all topics with open entries,
-	// found by skipping through the index; without the excluded ones. The last condition is
-	// always true: with it the planner estimates few topics, as there are. Without it the planner
-	// would estimate a hundred and compile the statement, which takes longer than the claim (100
-	// ms).
+	// openTopics are the requested topics or, if none are given, all topics with open entries, found by skipping through the
+	// index; without the excluded ones. The last condition is always true. Without it the planner would estimate a hundred
+	// topics and compile the statement, which takes longer than the claim (100 ms).
 	openTopics = `
 walked as (
 	(select o.topic from kinora.outbox o where (select topics from asked) is null and o.open and o.topic >= '' order by o.topic limit 1)

@@ -144,8 +144,7 @@ func (t *comparedTables) isKey(c commonColumn) bool {
 	return slices.ContainsFunc(t.key, func(k commonColumn) bool { return k.Name == c.Name })
 }
 
-// keyOf returns the columns of a primary key, or nil if there is none or the tables do not have all
-// of its columns in common.
+// keyOf returns the columns of a primary key, or nil unless the tables have all of them in common.
 func keyOf(columns []commonColumn, place func(*commonColumn) (place, of int)) (key []commonColumn) {
 	of := 0
 	for i := range columns {
@@ -199,10 +198,10 @@ func (t *comparedTables) differences(ctx context.Context, tx pgx.Tx, limit int) 
 	if t.key == nil {
 		sql = t.keylessSQL()
 	}
-	return collect(ctx, tx, func(row pgx.CollectableRow) (provider.Difference, error) {
-		d := provider.Difference{Table: t.Other}
-		return d, row.Scan((*[]byte)(&d.Key), (*[]byte)(&d.Want), (*[]byte)(&d.Got))
-	}, sql, planned, limit, t.only)
+	return collect(ctx, tx, into(func(d *provider.Difference) []any {
+		d.Table = t.Other
+		return []any{(*[]byte)(&d.Key), (*[]byte)(&d.Want), (*[]byte)(&d.Got)}
+	}), sql, planned, limit, t.only)
 }
 
 func (t *comparedTables) keyedSQL() string {
@@ -252,10 +251,7 @@ func (w *unit) repair(ctx context.Context, tx pgx.Tx, all []*comparedTables) err
 	all = check.ParentsFirst(all, func(child, parent *comparedTables) bool {
 		return slices.ContainsFunc(keys, func(k foreignKey) bool { return k.Table == child.b && k.To == parent.b })
 	})
-	if err := w.alterConstraints(ctx, tx, keys, "deferrable"); err != nil {
-		return err
-	}
-	if err := w.exec(ctx, tx, `set constraints all deferred`); err != nil {
+	if err := w.exec(ctx, tx, append(alterConstraints(keys, "deferrable"), `set constraints all deferred`)...); err != nil {
 		return err
 	}
 	remove := func(isLast bool) error {
@@ -283,23 +279,18 @@ func (w *unit) repair(ctx context.Context, tx pgx.Tx, all []*comparedTables) err
 	if err := remove(true); err != nil {
 		return err
 	}
-	if err := w.exec(ctx, tx, `set constraints all immediate`); err != nil {
-		return err
-	}
-	return w.alterConstraints(ctx, tx, keys, "not deferrable")
+	return w.exec(ctx, tx, append([]string{`set constraints all immediate`}, alterConstraints(keys, "not deferrable")...)...)
 }
 
-// alterConstraints makes foreign keys deferrable that are not, or these not deferrable again. It locks out other writers, and no
-// readers.
-func (w *unit) alterConstraints(ctx context.Context, tx pgx.Tx, keys []foreignKey, to string) error {
+// alterConstraints returns statements that make foreign keys deferrable that are not, or these not deferrable again. They lock
+// out other writers, and no readers.
+func alterConstraints(keys []foreignKey, to string) (statements []string) {
 	for _, k := range keys {
 		if !k.Deferrable && k.Owned {
-			if err := w.exec(ctx, tx, `alter table `+k.Table+` alter constraint `+k.Name+` `+to); err != nil {
-				return err
-			}
+			statements = append(statements, `alter table `+k.Table+` alter constraint `+k.Name+` `+to)
 		}
 	}
-	return nil
+	return statements
 }
 
 // change runs a statement, unless it is empty, with the keys of these differences. Without a primary key it runs it for each

@@ -6,11 +6,44 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/longtest"
 	"github.com/kinora-go/kinora/internal/pgconform"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
 	"github.com/kinora-go/kinora/providers/providertest"
+)
+
+// What consumers ask a store for.
+var (
+	_ eventstore.Store               = (*postgres.DB)(nil)
+	_ eventstore.TxStore             = (*postgres.Tx)(nil)
+	_ provider.LogReader             = (*postgres.DB)(nil)
+	_ provider.Log                   = (*postgres.DB)(nil)
+	_ provider.LogWaker              = (*postgres.DB)(nil)
+	_ provider.LogCounter            = (*postgres.DB)(nil)
+	_ provider.Outbox                = (*postgres.DB)(nil)
+	_ outbox.Inspector               = (*postgres.DB)(nil)
+	_ provider.EntryMaintainer       = (*postgres.DB)(nil)
+	_ provider.MarkerMaintainer      = (*postgres.DB)(nil)
+	_ provider.Waker                 = (*postgres.DB)(nil)
+	_ provider.TaskProvider[pgx.Tx]  = (*postgres.DB)(nil)
+	_ provider.TaskInspector         = (*postgres.DB)(nil)
+	_ provider.TaskWaker             = (*postgres.DB)(nil)
+	_ provider.Operations            = (*postgres.DB)(nil)
+	_ provider.Diagnoser             = (*postgres.DB)(nil)
+	_ provider.ReadyChecker          = (*postgres.DB)(nil)
+	_ outbox.Enqueuer                = (*postgres.Tx)(nil)
+	_ provider.Provider[pgx.Tx]      = (*postgres.DB)(nil)
+	_ provider.Provider[*pgx.Batch]  = (*postgres.Batched)(nil)
+	_ provider.Provider[*sql.Tx]     = (*postgres.SQL)(nil)
+	_ provider.TaskProvider[*sql.Tx] = (*postgres.SQL)(nil)
+	_ eventstore.SnapshotStore       = (*postgres.DB)(nil)
+	_ eventstore.SnapshotStore       = (*postgres.Tx)(nil)
+	_ provider.EventFinder           = (*postgres.DB)(nil)
+	_ provider.EventFinder           = (*postgres.Tx)(nil)
 )
 
 // The table of the suites, which other tests use too.

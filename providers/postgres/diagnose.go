@@ -16,8 +16,7 @@ import (
 )
 
 const (
-	// What keeps the server from removing dead rows: sessions with a snapshot, in any database for
-	// walsenders, prepared transactions, and replication slots.
+	// Dead rows are kept by sessions with a snapshot (walsenders in any database), prepared transactions, and replication slots.
 	snapshotsSQL = `
 select 'pid ' || pid, application_name, coalesce(usename::text, ''), coalesce(state, ''), query, xact_start, 'select pg_terminate_backend(' || pid || ');'
 from pg_stat_activity
@@ -30,11 +29,11 @@ order by 6 limit 10`
 
 	// Slots have no time: an inactive one keeps rows until it is used or dropped.
 	slotsSQL = `
-select slot_name::text, coalesce(age(xmin), age(catalog_xmin), 0)::bigint from pg_replication_slots
-where not active and xmin is not null and age(xmin) > 1000000 order by 2 desc limit 10`
+select slot_name::text, age(xmin)::text, 'select pg_drop_replication_slot(' || quote_literal(slot_name) || ');'
+from pg_replication_slots where not active and xmin is not null and age(xmin) > 1000000 order by age(xmin) desc limit 10`
 
 	deadRowsSQL = `
-select relname::text, n_dead_tup from pg_stat_user_tables
+select 'dead rows in ' || relname, n_dead_tup::text from pg_stat_user_tables
 where schemaname = $1::text and n_dead_tup > 0 order by n_dead_tup desc limit 5`
 
 	sequencesSQL = `
@@ -97,88 +96,75 @@ func (db *Provider) findUnreadable(ctx context.Context, _ provider.DiagnosisLimi
 
 func (db *Provider) findSchema(ctx context.Context, _ provider.DiagnosisLimits) ([]provider.Finding, error) {
 	fault, err := db.check(ctx, provider.AnyService)
-	f := provider.Finding{Check: provider.FindingSchema, Blocks: true, Facts: []provider.Fact{{Name: "schema", Value: db.cfg.Schema}}}
+	finding := func(title, meaning, remedy string, facts ...provider.Fact) ([]provider.Finding, error) {
+		return []provider.Finding{{
+			Check: provider.FindingSchema, Blocks: true, Title: title, Meaning: meaning, Remedy: []string{remedy},
+			Facts: append([]provider.Fact{{Name: "schema", Value: db.cfg.Schema}}, facts...),
+		}}, nil
+	}
 	var newer *NewerError
 	switch {
-	case err != nil:
-		return nil, err
 	case errors.Is(fault, ErrNotMigrated):
-		f.Title = "The tables are missing, or older than this program requires"
-		f.Meaning = "Services of this version refuse to start."
-		f.Remedy = []string{"kinora migrate up"}
+		return finding("The tables are missing, or older than this program requires",
+			"Services of this version refuse to start.", "kinora migrate up")
 	case errors.As(fault, &newer):
-		f.Title = "A newer program has migrated the database"
-		f.Meaning = "Services of this version refuse to start. The other checks may be wrong."
-		f.Facts = append(f.Facts, provider.Fact{Name: "database", Value: itoa(newer.Database)}, provider.Fact{Name: "program", Value: itoa(newer.Program)})
-		f.Remedy = []string{"deploy the program that migrated the database, or a later one; use its version of kinora"}
+		return finding("A newer program has migrated the database", "Services of this version refuse to start. The other checks may be wrong.",
+			"deploy the program that migrated the database, or a later one; use its version of kinora",
+			provider.Fact{Name: "database", Value: itoa(newer.Database)}, provider.Fact{Name: "program", Value: itoa(newer.Program)})
 	case errors.Is(fault, ErrEncoding):
-		f.Title, f.Meaning = "The database is not in UTF-8", "It refuses some text, or sorts it in another order."
-		f.Remedy = []string{"create database … encoding 'UTF8' template template0"}
+		return finding("The database is not in UTF-8", "It refuses some text, or sorts it in another order.",
+			"create database … encoding 'UTF8' template template0")
 	case errors.Is(fault, ErrReadOnly):
-		f.Title, f.Meaning = "The database is read-only", "Services cannot run on it."
-		f.Remedy = []string{"connect to the primary: add target_session_attrs=read-write to the connection string"}
+		return finding("The database is read-only", "Services cannot run on it.",
+			"connect to the primary: add target_session_attrs=read-write to the connection string")
 	case errors.Is(fault, ErrSettings):
-		f.Title, f.Meaning = "A setting of the sessions changes the meaning of statements", "Services refuse to start, and appends are refused."
-		f.Remedy = []string{fault.Error()}
+		return finding("A setting of the sessions changes the meaning of statements",
+			"Services refuse to start, and appends are refused.", fault.Error())
 	case errors.Is(fault, eventstore.ErrUnsafeLog):
-		f.Title, f.Meaning = "Row level security hides rows from services", "Services refuse to start: they would skip what they cannot see."
-		f.Remedy = []string{fault.Error()}
+		return finding("Row level security hides rows from services",
+			"Services refuse to start: they would skip what they cannot see.", fault.Error())
 	case errors.Is(fault, ErrIsolation):
-		f.Title, f.Meaning = "Sessions do not begin at read committed", "Services refuse to start."
-		f.Remedy = []string{"remove default_transaction_isolation from the role, the database and the connection string"}
-	default:
-		return nil, nil // missing rights: see findRights
+		return finding("Sessions do not begin at read committed", "Services refuse to start.",
+			"remove default_transaction_isolation from the role, the database and the connection string")
 	}
-	return []provider.Finding{f}, nil
+	return nil, err // missing rights: see findRights
 }
 
 func (db *Provider) findSnapshots(ctx context.Context, l provider.DiagnosisLimits) (found []provider.Finding, err error) {
-	type snapshot struct {
-		name, application, user, state, query, end string
-		since                                      time.Time
-	}
-	type named struct {
-		name string
-		n    int64
-	}
-	var snapshots []snapshot
-	var slots, dead []named
-	scanNamed := into(func(d *named) []any { return []any{&d.name, &d.n} })
-	b := &pgx.Batch{}
-	queueAll(b, &snapshots, into(func(s *snapshot) []any {
-		return []any{&s.name, &s.application, &s.user, &s.state, &s.query, &s.since, &s.end}
-	}), snapshotsSQL, l.Snapshot.Microseconds())
-	queueAll(b, &slots, scanNamed, slotsSQL)
-	queueAll(b, &dead, scanNamed, deadRowsSQL, db.cfg.Schema)
-	if err := db.pool.SendBatch(ctx, b).Close(); err != nil {
-		return nil, err
-	}
 	const meaning = "PostgreSQL cannot remove rows that it might still see. Published entries and done tasks stay as dead rows, and scans past them become slow."
-	var rows []provider.Fact
-	for _, d := range dead {
-		rows = append(rows, provider.Fact{Name: "dead rows in " + d.name, Value: itoa(d.n)})
-	}
-	for _, s := range snapshots {
+	var slots []provider.Finding
+	var dead []provider.Fact
+	b := &pgx.Batch{}
+	queueAll(b, &found, func(row pgx.CollectableRow) (provider.Finding, error) {
+		var s provider.Backend
+		err := row.Scan(&s.Name, &s.Application, &s.User, &s.State, &s.Query, &s.Since, &s.End)
 		f := provider.Finding{
-			Check: provider.FindingSnapshot, Title: "An old transaction keeps dead rows: " + s.name, Meaning: meaning, Remedy: []string{s.end},
-			Facts: append([]provider.Fact{
-				{Name: "application", Value: s.application}, {Name: "user", Value: s.user}, {Name: "state", Value: s.state},
-				{Name: "since", Value: s.since.UTC().Format(time.RFC3339)},
-			}, rows...),
+			Check: provider.FindingSnapshot, Title: "An old transaction keeps dead rows: " + s.Name, Meaning: meaning, Remedy: []string{s.End},
+			Facts: []provider.Fact{
+				{Name: "application", Value: s.Application}, {Name: "user", Value: s.User}, {Name: "state", Value: s.State},
+				{Name: "since", Value: s.Since.UTC().Format(time.RFC3339)},
+			},
 		}
-		if s.query != "" {
-			f.Private = []provider.Fact{{Name: "query", Value: s.query}}
+		if s.Query != "" {
+			f.Private = []provider.Fact{{Name: "query", Value: s.Query}}
 		}
-		found = append(found, f)
+		return f, err
+	}, snapshotsSQL, l.Snapshot.Microseconds())
+	queueAll(b, &slots, func(row pgx.CollectableRow) (provider.Finding, error) {
+		var name, age, end string
+		err := row.Scan(&name, &age, &end)
+		return provider.Finding{
+			Check: provider.FindingSnapshot, Title: "A replication slot that nobody uses keeps dead rows: " + name, Meaning: meaning,
+			Remedy: []string{end}, Facts: []provider.Fact{{Name: "transactions since", Value: age}},
+		}, err
+	}, slotsSQL)
+	queueAll(b, &dead, pgx.RowToStructByPos[provider.Fact], deadRowsSQL, db.cfg.Schema)
+	err = db.pool.SendBatch(ctx, b).Close()
+	found = append(found, slots...)
+	for i := range found {
+		found[i].Facts = append(found[i].Facts, dead...)
 	}
-	for _, s := range slots {
-		found = append(found, provider.Finding{
-			Check: provider.FindingSnapshot, Title: "A replication slot that nobody uses keeps dead rows: " + s.name, Meaning: meaning,
-			Facts:  append([]provider.Fact{{Name: "transactions since", Value: itoa(s.n)}}, rows...),
-			Remedy: []string{"select pg_drop_replication_slot('" + strings.ReplaceAll(s.name, "'", "''") + "');"},
-		})
-	}
-	return found, nil
+	return found, err
 }
 
 func (db *Provider) findSequences(ctx context.Context, _ provider.DiagnosisLimits) (found []provider.Finding, err error) {
@@ -221,7 +207,7 @@ func (db *Provider) findRights(ctx context.Context, _ provider.DiagnosisLimits) 
 	for _, name := range slices.Sorted(maps.Keys(has)) {
 		var many, few []string
 		for _, r := range has[name] {
-			if slices.Contains(forbidden, r) && !isArchiving(name, r) || name == "public" && r.right != "select" {
+			if slices.Contains(forbidden, r) && (name != "kinora_archiver" || r != right{"delete", "events"}) || name == "public" && r.right != "select" {
 				many = append(many, r.right+" on "+db.cfg.Schema+"."+r.table)
 			}
 		}
@@ -230,24 +216,16 @@ func (db *Provider) findRights(ctx context.Context, _ provider.DiagnosisLimits) 
 				few = append(few, need.right+" on "+db.cfg.Schema+"."+need.table)
 			}
 		}
-		found = appendRights(found, name, many, "may do too much", "It can change what was recorded, or skip the rules of the tables.", "revoke", "from")
+		found = appendRights(found, name, many, "may do too much",
+			"It can change what was recorded, or skip the rules of the tables.", "revoke", "from")
 		found = appendRights(found, name, few, "lacks rights", "Services that log in with it refuse to start, or fail.", "grant", "to")
 	}
 	fault, err := db.check(ctx, provider.AnyService)
-	if e := (*RightsError)(nil); err == nil && errors.As(fault, &e) && !isOperator(has, e.Role) {
+	people := []string{"kinora_operator", "kinora_archiver", "kinora_reader"} // they run no service
+	if e, ok := errors.AsType[*RightsError](fault); ok && !slices.Contains(people, e.Role) && len(has[e.Role]) > 0 {
 		found = appendRights(found, e.Role, e.Missing, "lacks rights", "A service that connects as this role refuses to start.", "grant", "to")
 	}
 	return found, err
-}
-
-// isArchiving reports whether a right is what the role of Archive is for.
-func isArchiving(role string, r right) bool {
-	return role == "kinora_archiver" && r == right{"delete", "events"}
-}
-
-// isOperator reports whether a role is that of a person: it reads, and runs no service.
-func isOperator(has map[string][]right, role string) bool {
-	return role == "kinora_operator" || role == "kinora_archiver" || role == "kinora_reader" || len(has[role]) == 0
 }
 
 // appendRights adds a finding about these rights of a role, if there are any.
@@ -271,8 +249,7 @@ const (
 	poolerLimit = 2 * time.Second // for one statement of a probe
 )
 
-// findPooler checks with connections of its own whether prepared statements and LISTEN survive the end
-// of a transaction, as they do on a direct connection.
+// findPooler checks with its own connections whether prepared statements and LISTEN survive the end of a transaction.
 func (db *Provider) findPooler(ctx context.Context, _ provider.DiagnosisLimits) (found []provider.Finding, err error) {
 	conn, err := connect(ctx, db.pool.Config())
 	if err != nil {
@@ -285,11 +262,8 @@ func (db *Provider) findPooler(ctx context.Context, _ provider.DiagnosisLimits) 
 	}
 	defer closeConn(ctx, other)
 	loses, err := losesStatements(ctx, conn, other)
-	if err != nil {
+	if err != nil || !loses {
 		return nil, err
-	}
-	if !loses {
-		return nil, nil
 	}
 	mode := db.pool.Config().ConnConfig.DefaultQueryExecMode
 	if mode == pgx.QueryExecModeCacheStatement || mode == pgx.QueryExecModeDescribeExec {

@@ -9,13 +9,9 @@
 //	db, err := postgres.Open(ctx, dsn, &postgres.Config{Route: outbox.ByCategory})
 //	err = db.Migrate(ctx)
 //
-// Relays poll for entries, and workers for tasks (outbox.RelayConfig.Poll, task.WorkerConfig.Poll).
-// They look at once when their own process adds some. With Config.Notify and a Listener in their
-// process, entries and tasks of other processes wake them too.
-//
-// Behind a pooler in transaction mode without support for prepared statements (pgbouncer before
-// 1.21), set default_query_exec_mode=cache_describe in the connection string: see
-// docs/operations.md.
+// Relays and workers poll, and look at once when their own process adds something. With Config.Notify and a Listener, what
+// other processes add wakes them too. Behind a pooler in transaction mode without prepared statements (pgbouncer before
+// 1.21), set default_query_exec_mode=cache_describe in the connection string: see docs/operations.md.
 //
 // *DB is a provider.Provider[pgx.Tx]. db.Batched() is a provider.Provider[*pgx.Batch], for
 // handlers that only write: all their statements, the markers and the commit are sent in one

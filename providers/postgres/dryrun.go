@@ -23,11 +23,9 @@ select pg_snapshot_xmax(pg_current_snapshot())::text::bigint, (mxid_age('1'::xid
 	sameFormats = `set_config('TimeZone', 'UTC', true) || set_config('DateStyle', 'ISO', true)
 	|| set_config('IntervalStyle', 'postgres', true) || set_config('bytea_output', 'hex', true) || set_config('extra_float_digits', '1', true)`
 
-	// A transaction holds a lock on each table that it has written to. If the lock is exclusive,
-	// either the transaction created the table, or no other transaction can read it. The
-	// statement returns the tables that others know, why changes of one cannot be seen, and how
-	// many transaction ids were assigned since $2: rows may have older ids, long frozen, that
-	// look like later ones.
+	// A transaction holds a lock on each table that it has written to. If the lock is exclusive, either the transaction
+	// created the table, or no other one can read it. The statement returns the tables that others know, why changes of one
+	// cannot be seen, and how many transaction ids were assigned since $2: long frozen rows may have ids like later ones.
 	knownTablesSQL = `
 with known as (
 	select c.oid::bigint, case
@@ -67,9 +65,8 @@ func hidden(code, table string) error {
 	return &provider.Error{Class: provider.ClassPermanent, Code: code, Err: fmt.Errorf("%s: %s", table, unseen[code])}
 }
 
-// dryRun finds the rows that a transaction changed, without a commit. It compares the row
-// versions that the transaction sees with those that others see, through a separate connection,
-// because the pool may have only one.
+// dryRun finds the rows that a transaction changed, without a commit. It compares the row versions that the transaction sees
+// with those that others see, through a separate connection: the pool may have only one.
 type dryRun struct {
 	db   *Provider
 	conn *pgx.Conn
@@ -86,10 +83,9 @@ type writtenTable struct {
 	Hides bool   // row security is active
 }
 
-// beginDryRun prepares a dry run. Call it before the transaction begins: behind a pooler, waiters
-// for locks of that transaction may use all connections. Dry runs of a DB run one after another:
-// if several had one of a pooler's connections each, none might get its second. Call end
-// afterwards.
+// beginDryRun prepares a dry run. Call it before the transaction begins: behind a pooler, waiters for locks of that
+// transaction may use all connections. Dry runs of a DB take turns: if several had one of a pooler's connections each,
+// none might get its second. Call end afterwards.
 func (db *Provider) beginDryRun(ctx context.Context) (*dryRun, error) {
 	if !take(ctx, db.dryRuns) {
 		return nil, fmt.Errorf("dry run: wait for another one: %w", ctx.Err())
@@ -119,12 +115,10 @@ func (d *dryRun) end(ctx context.Context) {
 	<-d.db.dryRuns
 }
 
-// changes returns the rows that tx has changed, by table and primary key. It omits unchanged
-// rows, Kinora's tables and temporary tables. It runs deferred triggers and constraints first.
-// Times are in UTC. It reads each table that tx has written to twice, and returns at most 100,000
-// rows of one ("too_many_rows"). It returns an error if it cannot see changes: if row security is
-// active on such a table ("row_security"), or if tx has locked a table against readers, as
-// truncate and alter do ("locked"). Roll tx back afterwards.
+// changes returns the rows that tx has changed, by table and primary key, with times in UTC, and without unchanged rows,
+// Kinora's tables and temporary tables. It runs deferred triggers and constraints first, and reads each table that tx has
+// written to twice. It returns an error if one has more than 100,000 rows ("too_many_rows") or row security
+// ("row_security"), or if tx has locked one against readers, as truncate and alter do ("locked"). Roll tx back afterwards.
 func (d *dryRun) changes(ctx context.Context, tx pgx.Tx) (all []provider.Change, err error) {
 	var pid int
 	var known []int64

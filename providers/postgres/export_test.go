@@ -20,7 +20,9 @@ var IsAmbiguous = isAmbiguous
 var ConnConfig = connConfig
 
 // NewNotifier returns a notifier for tests of its timing.
-func NewNotifier(send func(context.Context)) *notifier { return &notifier{send: send} }
+func NewNotifier(send func(context.Context)) *notifier {
+	return &notifier{send: send, stop: make(chan struct{})}
+}
 
 func (n *notifier) Ask()   { n.request() }
 func (n *notifier) Close() { n.close() }

@@ -10,7 +10,6 @@ import (
 	"maps"
 	"math"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -36,8 +35,7 @@ const (
 select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('row_security', 'off', true),
 	row_security_active('kinora.events')`
 
-	// branchSQL is sent with the rows: they must be of the server on which the position was
-	// settled.
+	// branchSQL is sent with the rows: they must be of the server on which the position was settled.
 	branchSQL = `select ` + onBranch + `, clock_timestamp()`
 
 	// logEndSQL reads the place of the last event that a page with a filter covers, and whether that
@@ -52,12 +50,14 @@ order by position desc limit 1`
 
 	// $4 is true without data and metadata.
 	logSQL = `
-select position, stream, version, id, type, schema_version, case when not $4::boolean then data end, case when not $4::boolean then metadata end, recorded_at
+select position, stream, version, id, type, schema_version,
+	case when not $4::boolean then data end, case when not $4::boolean then metadata end, recorded_at
 from kinora.events where position > $1::bigint and position <= $2::bigint order by position limit $3::int`
 
 	// A page with a filter covers positions up to the settled one, or up to $5 if it reaches that. $10 is $4 of logSQL.
 	logFilteredSQL = `
-select position, stream, version, id, type, schema_version, case when not $10::boolean then data end, case when not $10::boolean then metadata end, recorded_at
+select position, stream, version, id, type, schema_version,
+	case when not $10::boolean then data end, case when not $10::boolean then metadata end, recorded_at
 from kinora.events
 where position > $1::bigint and position <= case when ` + logScanned + ` < $2::bigint then ` + logScanned + ` else $5::bigint end
 	and ($6::text[] is null or split_part(stream, '-', 1) = any($6::text[])) and ($7::text[] is null or type = any($7::text[]))
@@ -67,8 +67,7 @@ order by position limit $4::int`
 	// The first four bytes of provider.LaneOfKey, as provider.SegmentOf. It has no text that settings give another meaning.
 	shareOfStream = `('x' || encode(substr(sha256(decode('6b657900', 'hex') || convert_to(stream, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint`
 
-	// logOldSQL finds the last event behind $1 that is older than $2 microseconds. It reads the
-	// younger ones.
+	// logOldSQL finds the last event behind $1 that is older than $2 microseconds. It reads the younger ones.
 	logOldSQL = `
 select position, id, recorded_at from kinora.events
 where position > $1::bigint and recorded_at <= clock_timestamp() - $2::bigint * interval '1 microsecond'
@@ -156,8 +155,12 @@ type logRows struct {
 }
 
 func (db *Provider) newLogRows(q provider.LogQuery, branch string, settled int64) logRows {
+	limit := int64(q.Limit)
+	if size := db.eventSize.Load(); size > 0 && !q.NoData { // few events are read and dropped
+		limit = min(limit, max(provider.LogPageBytes/size, 1))
+	}
 	page := provider.LogPage{End: provider.LogPlace{Position: q.After}, Server: branch}
-	return logRows{LogQuery: q, branch: branch, settled: settled, limit: db.logSize.limit(q), page: page}
+	return logRows{LogQuery: q, branch: branch, settled: settled, limit: int(limit), page: page}
 }
 
 // reached returns the place of the last event of the page, or its end.
@@ -175,7 +178,9 @@ func (r *logRows) read(ctx context.Context, db *Provider) error {
 		}
 		return cmp.Or(r.hidden(), err)
 	}
-	db.logSize.set(r)
+	if n := len(r.page.Events); n > 0 && !r.NoData {
+		db.eventSize.Store(int64(max(r.bytes/n, 1)))
+	}
 	r.end()
 	if r.Age > 0 {
 		return r.dropYoung(ctx, db)
@@ -306,8 +311,7 @@ func (r *logRows) end() {
 	}
 }
 
-// dropYoung ends the page at the last event of the log that is old enough, if that is within the
-// page.
+// dropYoung ends the page at the last event of the log that is old enough, if the page has it.
 func (r *logRows) dropYoung(ctx context.Context, db *Provider) error {
 	last := r.reached()
 	if last.Position == r.After || !last.RecordedAt.After(r.now.Add(-r.Age)) {
@@ -326,22 +330,4 @@ func (r *logRows) dropYoung(ctx context.Context, db *Provider) error {
 		r.page.End = old
 	}
 	return nil
-}
-
-// pageSize limits the rows of a page by the mean size of the rows of the last page, so that few are
-// read and dropped.
-type pageSize struct{ mean atomic.Int64 }
-
-func (s *pageSize) limit(q provider.LogQuery) int {
-	mean := s.mean.Load()
-	if q.NoData || mean == 0 {
-		return q.Limit
-	}
-	return int(min(int64(q.Limit), max(provider.LogPageBytes/mean, 1)))
-}
-
-func (s *pageSize) set(r *logRows) {
-	if n := len(r.page.Events); n > 0 && !r.NoData {
-		s.mean.Store(int64(max(r.bytes/n, 1)))
-	}
 }

@@ -3,12 +3,14 @@ package postgres
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/provider"
@@ -33,8 +35,7 @@ const (
 	// The plan of max(position) for a small table reads all of it.
 	lastPosition = `(select position from kinora.events order by position desc limit 1)`
 
-	// The fourth column is the last position before the first gap behind $1. Only the next 500 events
-	// are searched.
+	// The fourth column is the last position before the first gap in the 500 events behind $1.
 	headSQL = `
 select ` + onBranch + `, pg_is_in_recovery(), coalesce(` + lastPosition + `, 0), coalesce((
 		select max(position) from (
@@ -52,16 +53,17 @@ select ` + onBranch + `, pg_is_in_recovery(), coalesce(` + lastPosition + `, 0),
 l.locktype = 'advisory' and l.classid = 1802661487 and l.objid = 'kinora.events'::regclass and l.objsubid = 2 and l.granted
 	and l.database = (select oid from pg_database where datname = current_database())`
 
-	holdersSQL = `select distinct l.virtualtransaction from pg_locks l where ` + gapLock
-
-	// The process of a prepared transaction has gone. pg_stat_activity shows the time only to roles
-	// that may see it.
-	openAppendsSQL = `
-select distinct coalesce(l.pid::text, 'prepared transaction ' || p.gid, 'prepared transaction'), coalesce(a.xact_start, p.prepared)
+	// Of a prepared transaction the process has gone. pg_stat_activity shows the rest only to roles that may see it.
+	lockHolders = `
 from pg_locks l
 	left join pg_stat_activity a on a.pid = l.pid
 	left join pg_locks x on l.pid is null and x.pid is null and x.locktype = 'transactionid' and x.virtualtransaction = l.virtualtransaction
-	left join pg_prepared_xacts p on p.transaction = x.transactionid
+	left join pg_prepared_xacts p on p.transaction = x.transactionid`
+
+	holdersSQL = `select distinct l.virtualtransaction from pg_locks l where ` + gapLock
+
+	openAppendsSQL = `
+select distinct coalesce(l.pid::text, 'prepared transaction ' || p.gid, 'prepared transaction'), coalesce(a.xact_start, p.prepared)` + lockHolders + `
 where l.virtualtransaction = any($1::text[]) and ` + gapLock + ` order by 1`
 )
 
@@ -124,8 +126,7 @@ type settled struct {
 	branch   string
 	position int64 // every event at or before it is visible, or never becomes visible
 	head     int64 // the highest visible position of the last sighting
-	// The holders at the last sighting: the events of each that are not visible are behind this
-	// position.
+	// of the last sighting: the events of each that are not visible are behind this position
 	holders map[string]int64
 }
 
@@ -234,4 +235,138 @@ func (db *Provider) openAppends(ctx context.Context, is settled, before int64) (
 	}
 	columns := func(o *provider.OpenAppend) []any { return []any{&o.Backend, scanTime(&o.Since)} }
 	return collect(ctx, db.pool, into(columns), db.q(openAppendsSQL), holders)
+}
+
+const (
+	logHeadSQL = `select coalesce(` + lastPosition + `, 0)`
+
+	logNextSQL = `select position, id, recorded_at from kinora.events where position > $1::bigint order by position limit 1`
+
+	logSinceSQL = `
+select coalesce((select position from kinora.events where position < e.position order by position desc limit 1), 0) from (
+	select position from kinora.events
+	where position > $1::bigint and recorded_at >= $2::timestamptz order by position limit 1) e`
+
+	logCountSQL = `
+select count(*) from kinora.events where position > $1::bigint and position <= $2::bigint and ($3::text[] is null or type = any($3::text[]))`
+
+	logPlacesSQL = `
+select e.position, e.id, e.recorded_at from unnest($1::text[]::uuid[]) i(id),
+	lateral (select position, id, recorded_at from kinora.events where id = i.id limit 1) e`
+
+	logEventsSQL = `
+select e.position, e.stream, e.version, e.id, e.type, e.schema_version, e.data, e.metadata, e.recorded_at from unnest($1::text[]::uuid[]) i(id),
+	lateral (select * from kinora.events where id = i.id limit 1) e`
+
+	lineageSQL = `select id::text from kinora.incarnation`
+
+	// The first eight digits of the name of a WAL file are the timeline.
+	timelineSQL = `
+select oid::text || '.' || ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int::text
+from pg_database where datname = current_database()`
+)
+
+// logIndex implements provider.LogIndex.
+type logIndex struct{ db *Provider }
+
+func (x logIndex) Head(ctx context.Context) (head int64, err error) {
+	err = x.db.pool.QueryRow(ctx, x.db.q(logHeadSQL), planned).Scan(&head)
+	return head, err
+}
+
+func (x logIndex) Next(ctx context.Context, after int64) (provider.LogPlace, error) {
+	return placeOf(x.db.pool.QueryRow(ctx, x.db.q(logNextSQL), planned, after))
+}
+
+func (x logIndex) Since(ctx context.Context, after int64, t time.Time) (before int64, found bool, err error) {
+	found, err = x.db.row(ctx, "look for a time", nil, []any{&before}, logSinceSQL, planned, after, roundUp(t))
+	return before, found, err
+}
+
+// LogPosition implements provider.Log.
+func (db *Provider) LogPosition(ctx context.Context, from eventstore.From) (int64, error) {
+	position, err := provider.FindPosition(ctx, logIndex{db}, from)
+	return position, classifyOwn(ctx, wrap("find a position of the log", err))
+}
+
+// CountLog implements provider.LogCounter.
+func (db *Provider) CountLog(ctx context.Context, types []string, after, to int64) (n int64, err error) {
+	_, err = db.row(ctx, "count events", nil, []any{&n}, logCountSQL, planned, after, to, types)
+	return n, classifyOwn(ctx, err)
+}
+
+// LogPlaces implements provider.Log.
+func (db *Provider) LogPlaces(ctx context.Context, ids []string) (map[string]provider.LogPlace, error) {
+	place := func(row pgx.CollectableRow) (provider.LogPlace, error) { return placeOf(row) }
+	return byID(ctx, db, "find events by id", ids, place, func(p *provider.LogPlace) string { return p.ID }, logPlacesSQL)
+}
+
+// LogEvents implements provider.Log.
+func (db *Provider) LogEvents(ctx context.Context, ids []string) (map[string]eventstore.Raw, error) {
+	return byID(ctx, db, "read events by id", ids, scanEvent, func(e *eventstore.Raw) string { return e.ID }, logEventsSQL)
+}
+
+// byID runs a statement that looks events up.
+func byID[T any](ctx context.Context, db *Provider, doing string, ids []string, row pgx.RowToFunc[T], id func(*T) string, sql string) (map[string]T, error) {
+	found := map[string]T{}
+	known := provider.EventIDs(ids)
+	if len(known) == 0 {
+		return found, wrap(doing, ctx.Err())
+	}
+	all, err := read(ctx, db, doing, nil, row, sql, planned, known)
+	for i := range all {
+		found[id(&all[i])] = all[i]
+	}
+	return found, classifyOwn(ctx, err)
+}
+
+// LogID implements provider.Log. The branch is the oid of the database and the timeline of the
+// server. It is empty if the role may not read them, or the server does not show them.
+func (db *Provider) LogID(ctx context.Context) (provider.LogID, error) { return db.logID(ctx, db.pool) }
+
+func (db *Provider) logID(ctx context.Context, q querier) (id provider.LogID, err error) {
+	err = q.QueryRow(ctx, db.q(lineageSQL)).Scan(&id.Lineage)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = fmt.Errorf("%w: %s.incarnation has no row: insert into %[2]s.incarnation default values", eventstore.ErrUnsafeLog, db.cfg.Schema)
+	}
+	if err == nil {
+		err = timeline(ctx, q, &id.Branch)
+		// no right, no such function, or not supported
+		if e := pgError(err); e != nil && (strings.HasPrefix(e.Code, "42") || strings.HasPrefix(e.Code, "0A")) {
+			id.Branch, err = "", nil
+		}
+	}
+	return id, wrap("identify the log", explain(err))
+}
+
+// timeline reads the branch. If q is a transaction, an error does not abort it.
+func timeline(ctx context.Context, q querier, branch *string) error {
+	read := func() error { return q.QueryRow(ctx, timelineSQL).Scan(branch) }
+	if _, ok := q.(*pgxpool.Pool); ok {
+		return read()
+	}
+	if _, err := q.Exec(ctx, `savepoint kinora`); err != nil {
+		return err
+	}
+	err := read()
+	if err != nil {
+		_, back := q.Exec(ctx, `rollback to savepoint kinora`)
+		err = errors.Join(err, back)
+	}
+	_, end := q.Exec(ctx, `release savepoint kinora`)
+	return errors.Join(err, end)
+}
+
+// logName returns LogID.String. It is read once: readers look events of another branch up by id.
+func (db *Provider) logName(ctx context.Context, q querier) (string, error) {
+	if name := db.logged.Load(); name != nil {
+		return *name, nil
+	}
+	id, err := db.logID(ctx, q)
+	if err != nil {
+		return "", err
+	}
+	name := id.String()
+	db.logged.Store(&name)
+	return name, nil
 }

@@ -12,18 +12,14 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// window is how many entries of a lane are released at most until they are ahead of the first
-// held one. The others follow as these are published. So claims need not walk a large backlog of
-// one key only because it was stuck once, and if the key gets stuck again, few entries must be
-// held again.
+// window is how many entries of a lane are released at most until they are ahead of the first held one. The others follow as
+// these are published. So claims need not walk a large backlog of a key that was stuck, and few are held if it is again.
 const window = "500"
 
-// restored releases the first held entries of every lane: at least one, and as many as fill the
-// window together with the open ones before them, not counting those in gone. Earlier ones are
-// released first, so that no entry that stays held is before a released one. Locked rows are
-// skipped: their transaction releases or skips them, so this statement waits for none, and no
-// order of locks can cross. The ids are passed as an array, which forces the planner to use the
-// primary key. Most lanes have no held entry, which costs one index lookup each.
+// restored releases the first held entries of every lane: at least one, and as many as fill the window together with the open
+// ones before them, without those in gone. No entry that stays held is before a released one. Locked rows are skipped: their
+// transaction releases or skips them, so no order of locks can cross. An array of ids makes the planner use the primary key.
+// Most lanes have no held entry, which costs one index lookup each.
 const restored = `
 restored as (
 	update kinora.outbox o set status = 'pending', open = true, held = false
@@ -46,11 +42,10 @@ restored as (
 const noneGone = `
 gone as (select null::bigint as id where false),`
 
-// A mark is one statement. It locks rows in order, because marks that cross would deadlock
-// otherwise. If an entry is published, it releases the held ones behind it. The statement's
-// snapshot is new enough for that: an entry was held because of this one before this one was
-// claimed, and in a transaction that had locked it (see lockHeadsSQL), so that the claim waited
-// for that transaction's end. An entry that is being held at this time waits for another one.
+// A mark is one statement. It locks rows in order, because marks that cross would deadlock. If an entry is published, it
+// releases the held ones behind it. Its snapshot is new enough: an entry was held because of this one before this one was
+// claimed, in a transaction that had locked it (see lockHeadsSQL), so that the claim waited for that transaction's end. An
+// entry that is being held now waits for another one.
 const markEntriesSQL = `
 with ck as materialized (select clock_timestamp() t),
 m as (
@@ -78,8 +73,7 @@ gone as (select id from done where status = 'published'),
 lanes as (select distinct topic, key from done where status = 'published' and ` + anyHeld + `),` + restored + `
 select id from done`
 
-// The usual mark publishes all entries of a claim and keeps none. It is shorter if no entry is
-// held or abandoned.
+// The usual mark publishes all entries of a claim and keeps none, and no entry is held or abandoned.
 const dropEntriesSQL = `
 delete from kinora.outbox o
 where o.id = any($1::bigint[]) and o.token = $2::uuid and o.status = 'claimed' and not (` + anyHeld + `)
@@ -88,8 +82,7 @@ returning o.id`
 // anyHeld is evaluated once. If no entry is held, it saves the lookup for each lane.
 const anyHeld = `(select h.id from kinora.outbox h where h.held and h.id > 0 order by h.id limit 1) is not null`
 
-// MarkEntries implements provider.Outbox with one statement, or two if entries are published and
-// others are held.
+// MarkEntries implements provider.Outbox with one statement, or two if entries are published and others held.
 func (db *Provider) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int64, err error) {
 	if err := provider.CheckMarks(marks); err != nil {
 		return nil, err
@@ -121,8 +114,7 @@ func (db *Provider) MarkEntries(ctx context.Context, marks []outbox.Mark) (late 
 	return append(late, without(seqs, done)...), nil
 }
 
-// dropped returns the Seqs of marks if all of them delete published entries of one claim, in
-// order of Seq. Otherwise it returns nil.
+// dropped returns the Seqs of marks that all delete published entries of one claim, in order of Seq; nil for others.
 func dropped(marks []outbox.Mark) []int64 {
 	seqs := make([]int64, len(marks))
 	for i, m := range marks {
@@ -134,8 +126,7 @@ func dropped(marks []outbox.Mark) []int64 {
 	return seqs
 }
 
-// distinct returns the first mark of each entry, and the Seqs of the others: they are late,
-// because the first mark ends the claim.
+// distinct returns the first mark of each entry, which ends its claim, and the Seqs of the others.
 func distinct(marks []outbox.Mark) (first []outbox.Mark, late []int64) {
 	seen := make(map[int64]bool, len(marks))
 	for _, m := range marks {
@@ -163,8 +154,7 @@ func without(seqs, done []int64) (rest []int64) {
 	return rest
 }
 
-// mark runs a statement that returns the ids that it changed. The first argument has the ids that
-// it may change.
+// mark runs a statement that returns which of these ids it changed.
 func (db *Provider) mark(ctx context.Context, sql string, seqs []int64, args ...any) (done []int64, err error) {
 	crash.Point("mark: before")
 	rows, _ := db.pool.Query(ctx, db.q(sql), append([]any{planned, seqs}, args...)...) // the rows return its error too
@@ -173,14 +163,12 @@ func (db *Provider) mark(ctx context.Context, sql string, seqs []int64, args ...
 	return done, wrap("mark entries", explain(err))
 }
 
-// Holding takes two statements in one transaction. The first locks the first entry of each key
-// that others wait for. The second, with a newer snapshot, holds the entries behind them. A
-// transaction that changes an entry for which others wait must have its lock, and releases the
-// held ones with a newer snapshot still. So either it comes first, and the entry is no longer
-// locked here, or it finds the held entries. Nothing here waits for a lock.
+// Holding takes two statements in one transaction. The first locks the first entry of each key that others wait for. The
+// second, with a newer snapshot, holds the entries behind them. A transaction that changes an entry for which others wait
+// must have its lock, and releases the held ones with a newer snapshot still. So either it comes first, and the entry is no
+// longer locked here, or it finds the held entries. Nothing here waits for a lock.
 //
-// An earlier statement finds the entries to lock: it scans some stuck ones, from the end of the
-// last scan on, and at most all of them once. One relay at a time does this for all relays.
+// An earlier statement finds the entries to lock. It scans some stuck ones, from the end of the last scan on, for all relays.
 const (
 	tryHoldSQL = `select pg_try_advisory_xact_lock($1::int, $2::int)`
 
@@ -273,7 +261,8 @@ func (db *Provider) HoldEntries(ctx context.Context, long time.Duration, limit i
 		}
 		var heads []int64
 		b := &pgx.Batch{}
-		queueRow(b, []any{&restored, &to.orphans.topic, &to.orphans.key}, db.q(restoreOrphansSQL), from.orphans.topic, from.orphans.key, orphanLanes)
+		queueRow(b, []any{&restored, &to.orphans.topic, &to.orphans.key},
+			db.q(restoreOrphansSQL), from.orphans.topic, from.orphans.key, orphanLanes)
 		queueRow(b, []any{&heads, &to.stuck.topic, &to.stuck.key, &to.id},
 			db.q(stuckHeadsSQL), long.Microseconds(), from.stuck.topic, from.stuck.key, from.id, stuckScan)
 		if err := tx.SendBatch(ctx, b).Close(); err != nil || len(heads) == 0 {
@@ -354,7 +343,8 @@ from scanned`
 func (db *Provider) DeleteEntries(ctx context.Context, keep outbox.EntryRetention, after int64) (n int, next int64, err error) {
 	// rounded up: only zero is zero
 	published := (keep.Published + time.Microsecond - 1).Microseconds()
-	_, err = db.row(ctx, "delete entries", nil, []any{&n, &next}, deleteEntriesSQL, planned, after, deleteScan, published, keep.Skipped.Microseconds())
+	_, err = db.row(ctx, "delete entries", nil, []any{&n, &next},
+		deleteEntriesSQL, planned, after, deleteScan, published, keep.Skipped.Microseconds())
 	if err != nil {
 		next = after
 	}

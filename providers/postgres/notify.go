@@ -10,6 +10,7 @@ import (
 	mathrand "math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -62,17 +63,15 @@ func (db *Provider) notify(ctx context.Context, channel, payload string) error {
 }
 
 // notifier sends the requested notifications one at a time, with pauses of notifyEvery. Requests
-// during a pause share one notification. During a pause a timer runs, and no goroutine.
+// during a pause share one notification.
 type notifier struct {
-	send func(ctx context.Context)
-	mu   sync.Mutex
-	// one is being sent, or was sent less than notifyEvery ago
-	busy bool
-	// requested since the current one began, which may be too early for it
-	wanted  bool
+	send    func(ctx context.Context)
+	stop    chan struct{} // closed by close
+	mu      sync.Mutex
+	running bool
+	wanted  bool // requested since the current one began, which may be too early for it
 	closed  bool
 	cancel  context.CancelFunc // cancels the one being sent
-	pause   *time.Timer
 	flights sync.WaitGroup
 }
 
@@ -81,38 +80,29 @@ func (n *notifier) request() {
 	defer n.mu.Unlock()
 	switch {
 	case n.closed:
-	case n.busy:
+	case n.running:
 		n.wanted = true
 	default:
-		n.begin()
+		ctx, cancel := context.WithCancel(context.Background())
+		n.running, n.cancel = true, cancel
+		n.flights.Go(func() {
+			defer cancel()
+			for again := true; again; again = n.again() {
+				limit, cancel := context.WithTimeout(ctx, notifyLimit)
+				n.send(limit)
+				cancel()
+				pauses.Wait(ctx, notifyEvery, n.stop)
+			}
+		})
 	}
 }
 
-// begin sends one. n.mu must be locked.
-func (n *notifier) begin() {
-	ctx, cancel := context.WithTimeout(context.Background(), notifyLimit)
-	n.busy, n.wanted, n.cancel = true, false, cancel
-	n.flights.Go(func() {
-		n.send(ctx)
-		cancel()
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		if !n.closed {
-			n.pause = time.AfterFunc(notifyEvery, n.next)
-		}
-	})
-}
-
-func (n *notifier) next() {
+func (n *notifier) again() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	switch {
-	case n.closed:
-	case n.wanted:
-		n.begin()
-	default:
-		n.busy = false
-	}
+	n.running = n.wanted && !n.closed
+	n.wanted = n.wanted && n.closed // for close
+	return n.running
 }
 
 // close sends a requested notification, so that a process that appends and ends has notified. It
@@ -124,9 +114,7 @@ func (n *notifier) close() {
 		return
 	}
 	n.closed = true
-	if n.pause != nil {
-		n.pause.Stop()
-	}
+	close(n.stop)
 	ctx, cancel := context.WithTimeout(context.Background(), notifyLast)
 	defer cancel()
 	if n.cancel != nil {
@@ -134,8 +122,7 @@ func (n *notifier) close() {
 	}
 	n.mu.Unlock()
 	n.flights.Wait()
-	// requested before the close; no further requests are accepted
-	if n.wanted {
+	if n.wanted { // no further requests are accepted
 		n.send(ctx)
 	}
 }
@@ -150,18 +137,16 @@ type ListenerConfig struct {
 	Logger *slog.Logger // nil: slog.Default()
 }
 
-// Listener wakes the relays and workers of this process, and its readers of the log, when another
-// process adds entries, tasks or events through a DB with Config.Notify on the same database and
-// schema. It has a separate connection. It is optional: without it, or while it is disconnected,
-// relays, workers and readers find the same by polling (outbox.RelayConfig.Poll,
-// task.WorkerConfig.Poll).
+// Listener wakes the relays, workers and readers of the log of this process when another process adds entries, tasks or
+// events through a DB with Config.Notify on the same database and schema. It has a separate connection. It is optional:
+// without it, they find the same by polling (outbox.RelayConfig.Poll, task.WorkerConfig.Poll).
 type Listener struct {
 	db      *DB
 	cfg     ListenerConfig
 	config  *pgx.ConnConfig // of DSN
 	probes  string          // a channel for this listener only
 	log     *slog.Logger
-	once    sync.Once
+	started atomic.Bool
 	running chan struct{}
 	warned  bool // a warning was logged
 }
@@ -208,15 +193,11 @@ var (
 	errQuiet = errors.New("quiet")
 )
 
-// Run listens until ctx ends, and then returns nil. Call it once.
-//   - If a connection is lost, or a probe does not arrive, Run connects again and wakes relays and
-//     readers, because notifications may have been missed.
-//   - If probes do not arrive on a new connection either, as through a pooler in transaction
-//     mode, Run logs a warning once, and tries again every ListenerConfig.Probe.
+// Run listens until ctx ends, and then returns nil. Call it once. After a lost connection, or if a probe does not arrive, it
+// connects again and wakes all, because notifications may have been missed. If probes do not arrive on a new connection
+// either, as through a pooler in transaction mode, it warns once, and tries again every ListenerConfig.Probe.
 func (l *Listener) Run(ctx context.Context) error {
-	started := false
-	l.once.Do(func() { started = true })
-	if !started {
+	if l.started.Swap(true) {
 		return errors.New("listener: Run called twice: create another Listener")
 	}
 	close(l.running)

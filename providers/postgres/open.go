@@ -101,15 +101,13 @@ func (w *unit) open(ctx context.Context, conn *pgx.Conn) (tx pgx.Tx, err error) 
 			tx = results.Tx()
 		}
 	}
-	if err != nil {
-		return tx, classifyOwn(ctx, wrap("open the unit", err))
-	}
-	if w.mayHold {
+	if err == nil && w.mayHold {
 		b := &pgx.Batch{}
 		w.queueLanesHeld(b)
-		if err := conn.SendBatch(ctx, b).Close(); err != nil {
-			return tx, classifyOwn(ctx, wrap("open the unit", err))
-		}
+		err = conn.SendBatch(ctx, b).Close()
+	}
+	if err != nil {
+		return tx, classifyOwn(ctx, wrap("open the unit", err))
 	}
 	w.checkpoint = w.checkpoint.InSegment(w.Segment)
 	w.found.SetFresh(&w.Unit, func(m provider.Marker) bool { return w.marked[m] })
@@ -262,7 +260,7 @@ func (w *unit) queueHeld(b *pgx.Batch) {
 		w.queueLanesHeld(b)
 		return
 	}
-	b.Queue(w.db.q(mayHoldSQL), w.Projector, w.Generation).QueryRow(func(row pgx.Row) error { return row.Scan(&w.mayHold) })
+	queueRow(b, []any{&w.mayHold}, w.db.q(mayHoldSQL), w.Projector, w.Generation)
 }
 
 func (w *unit) queueLanesHeld(b *pgx.Batch) {

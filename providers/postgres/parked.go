@@ -4,7 +4,10 @@ import (
 	"cmp"
 	"context"
 	"encoding/base64"
+	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -196,10 +199,7 @@ func scanParked(row pgx.CollectableRow) (provider.Parked, error) {
 // Decide implements provider.Parking. It waits for units that have the lanes of these messages.
 // After a deadlock it tries again.
 func (db *Provider) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, d provider.Decision) (n int, err error) {
-	if err = provider.CheckDecision(to, d); err == nil {
-		err = provider.CheckParkedFilter(f)
-	}
-	if err != nil {
+	if err := cmp.Or(provider.CheckDecision(to, d), provider.CheckParkedFilter(f)); err != nil {
 		return 0, wrap("decide about parked messages", err)
 	}
 	var changed string
@@ -220,4 +220,249 @@ func (db *Provider) Decide(ctx context.Context, f provider.ParkedFilter, to prov
 		}
 	}
 	return n, wrap("decide about parked messages", explain(err))
+}
+
+// The numbers are those of provider.Outcome. A parked or skipped message counts for its handlers,
+// or for all if it has none.
+const outcomesSQL = `
+with q as materialized (
+	select n.*, coalesce(nullif(n.generation, 0),
+		(select g.generation from kinora.generations g where g.projector = n.projector and g.state = 'live'), 1) as build
+	from json_to_recordset($1::json) n(o int, projector text, generation int, names text[], message_id text, recorded_at bigint, position bigint))
+select coalesce(
+	(select case
+		when p.state = 'skipped' then 4
+		when p.state = 'stuck' then 3
+		when (select due_at from kinora.holds h where h.projector = p.projector and h.generation = p.generation and h.lane = p.lane limit 1) = 'infinity' then 3
+		else 2 end
+	from kinora.parked p
+	where p.state <> 'replayed' and p.marker_id <> '' and p.marker_id = q.message_id and p.projector = q.projector and p.generation = q.build
+		and (p.handlers = '{}' or p.handlers && q.names) limit 1),
+	case
+		when (select c.position from kinora.checkpoints c where c.projector = q.projector and c.generation = q.build limit 1) >= q.position then 1
+		when exists (
+			select from kinora.markers m where m.message_id = q.message_id and m.handler = any(q.names) and m.generation = q.build) then 1
+		when q.position is not null and (
+			select c.position from kinora.checkpoints c where c.projector = q.projector and c.generation = q.build limit 1) is not null then 0
+		when 'epoch'::timestamptz + q.recorded_at * interval '1 microsecond' <= (select max(f.pruned_before) from kinora.low_water_marks f where f.handler = any(q.names)) then 5
+		else 0 end)
+from q order by q.o`
+
+// Outcomes implements provider.Records.
+func (db *Provider) Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error) {
+	asked := make([]map[string]any, len(questions))
+	for i, q := range questions {
+		asked[i] = map[string]any{"o": i, "projector": q.Projector(), "generation": q.Generation, "names": q.Names(), "message_id": markerID(q.MessageID)}
+		if recorded, _ := provider.StoredTime(q.RecordedAt); !recorded.IsZero() {
+			asked[i]["recorded_at"] = recorded.UnixMicro()
+		}
+		if q.Position > 0 {
+			asked[i]["position"] = q.Position
+		}
+	}
+	return read(ctx, db, "read outcomes", provider.CheckQuestions(questions), pgx.RowTo[provider.Outcome], outcomesSQL, planned, jsonList(asked))
+}
+
+const (
+	// One statement deletes the markers and raises the handler's low-water mark, so that no other
+	// transaction sees only one of these.
+	pruneSQL = `
+with recursive ck as materialized (select clock_timestamp() - $3::bigint * interval '1 microsecond' as t),
+-- The walk skips from generation to generation of resolved messages.
+builds as (
+	select min(generation) as generation from kinora.parked where state in ('replayed', 'skipped') and projector = $1::text
+	union all
+	select (
+		select min(generation) from kinora.parked
+		where state in ('replayed', 'skipped') and projector = $1::text and generation > b.generation)
+	from builds b where b.generation is not null),
+c as materialized (select array(select generation from kinora.checkpoints where projector = $1::text) as generations),
+gone as (
+	delete from kinora.markers where ctid = any(array(
+		select m.at from unnest($2::text[]) h(name), lateral (
+			select m.at from (
+				(select ctid as at, processed_at from kinora.markers
+				where handler = h.name and position is null and processed_at < (select t from ck)
+				order by handler, position, processed_at limit $4::bigint)
+				union all
+				(select ctid, processed_at from kinora.markers
+				where handler = h.name and position > 0 and processed_at < (select t from ck)
+					and generation <> all((select generations from c)::int[])
+				order by handler, position limit $4::bigint)) m
+			order by m.processed_at limit $4::bigint) m))
+	returning handler, processed_at),
+raised as (
+	insert into kinora.low_water_marks as f (handler, pruned_before)
+	select handler, max(processed_at) from gone group by handler order by handler
+	on conflict on constraint low_water_marks_pkey do update set pruned_before = greatest(f.pruned_before, excluded.pruned_before)),
+resolved as (
+	delete from kinora.parked where state in ('replayed', 'skipped') and id = any(array(
+		select p.id from builds b, lateral (
+			select id, resolved_at from kinora.parked
+			where state in ('replayed', 'skipped') and projector = $1::text and generation = b.generation and resolved_at < (select t from ck)
+			order by projector, generation, resolved_at limit $4::bigint) p
+		order by p.resolved_at limit $4::bigint))
+	returning 1)
+select (select count(*) from gone) + (select count(*) from resolved)`
+
+	// The walk skips from handler to handler by the key; null ends it.
+	markedHandlersSQL = `
+with recursive h as (
+	select min(handler) as name from kinora.markers
+	union all
+	select (select min(handler) from kinora.markers where handler > h.name) from h where h.name is not null)
+select name from h where name is not null`
+
+	dropMarkersSQL = `
+delete from kinora.markers where ctid = any(array(
+	select ctid from kinora.markers where handler = $1::text order by handler, position, processed_at limit $2::int))`
+)
+
+// Prune implements provider.Records.
+func (db *Provider) Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (n int, err error) {
+	crash.Point("prune: before")
+	err = db.ordered(ctx, "prune", provider.CheckPrune(projector, handlers),
+		&n, pruneSQL, projector, handlers, window.Microseconds(), max(limit, 0))
+	crash.Point("prune: after")
+	return n, err
+}
+
+// MarkedHandlers implements provider.MarkerMaintainer.
+func (db *Provider) MarkedHandlers(ctx context.Context) ([]string, error) {
+	return read(ctx, db, "list handlers with markers", nil, pgx.RowTo[string], markedHandlersSQL, planned)
+}
+
+// DropMarkers implements provider.MarkerMaintainer.
+func (db *Provider) DropMarkers(ctx context.Context, handler string, limit int) (int, error) {
+	crash.Point("drop markers: before")
+	n, err := db.exec(ctx, "drop markers", provider.CheckStorable("handler", handler), dropMarkersSQL, planned, handler, limit)
+	crash.Point("drop markers: after")
+	return n, err
+}
+
+const (
+	// A message that is parked already keeps its row, and the row gets the handlers that it
+	// lacks. A skipped one is not changed. An existing hold is not changed, but locked: a unit
+	// that applies the last message of the lane must not delete the hold before it sees the
+	// messages that this unit parks.
+	parkSQL = `
+with ck as materialized (select clock_timestamp() t),
+parked as (
+	insert into kinora.parked as p (projector, generation, ` + parkedAs + `)
+	select $1::text, $2::int, ` + parkedAs + ` from json_populate_recordset(null::kinora.parked, $3::json)
+	on conflict (marker_id, projector, generation) where state <> 'replayed' and marker_id <> '' do update
+	set handlers = p.handlers || array(select h from unnest(excluded.handlers) h where h <> all(p.handlers))
+	where p.state in ('waiting', 'stuck') and not excluded.handlers <@ p.handlers
+	returning p.lane)
+insert into kinora.holds as h (projector, generation, lane, due_at)
+select $1::text, $2::int, l.lane, case when l.after < 0 then 'infinity' else ck.t + l.after / 1000 * interval '1 microsecond' end
+from ck, unnest($4::bytea[], $5::bigint[]) l(lane, after) where l.lane in (select lane from parked) order by l.lane
+on conflict on constraint holds_pkey do update set due_at = h.due_at`
+
+	parkedAs = `handler, handlers, message_id, marker_id, topic, key, lane, type, payload, headers, class, code, error, attempts, version, state`
+
+	// Without new handlers, a message keeps its handlers.
+	updateParkedSQL = `
+update kinora.parked p set class = a.class, code = a.code, error = a.error, attempts = a.attempts, handler = a.handler, version = a.version, state = a.state,
+	handlers = case when a.handlers = '{}' then p.handlers else a.handlers end
+from json_populate_recordset(null::kinora.parked, $1::json) a where p.id = a.id`
+
+	// A message with a person's decision is kept.
+	resolveSQL = `
+with gone as (delete from kinora.parked where id = any($1::bigint[]) and resolved_by = '')
+update kinora.parked set state = 'replayed', resolved_at = clock_timestamp() where id = any($1::bigint[]) and resolved_by <> ''`
+
+	// The caller has locked these lanes and changed messages in each; changed is the first of
+	// them. A lane without messages is no longer held. If its first message is stuck, the lane
+	// waits for a person. If its first message is one of $2, the lane is due after that message's
+	// delay. Otherwise it is due now, unless its first message precedes all changed ones.
+	releaseSQL = `
+with ck as materialized (select clock_timestamp() t),
+l as materialized (
+	select l.*, f.* from json_to_recordset($1::json) l(projector text, generation int, lane bytea, changed bigint) left join lateral (
+		select id, state from kinora.parked
+		where parked.projector = l.projector and parked.generation = l.generation and parked.lane = l.lane and parked.lane <> '' and state in ('waiting', 'stuck')
+		order by id limit 1) f on true),
+gone as (delete from kinora.holds h using l where h.projector = l.projector and h.generation = l.generation and h.lane = l.lane and l.id is null)
+update kinora.holds h set due_at = case
+	when l.state = 'stuck' then 'infinity'
+	when l.id < l.changed then h.due_at
+	else ck.t + coalesce(a.after, 0) / 1000 * interval '1 microsecond' end
+from ck, l left join json_to_recordset($2::json) a(id bigint, after bigint) on a.id = l.id
+where h.projector = l.projector and h.generation = l.generation and h.lane = l.lane and l.id is not null`
+
+	// Markers that the opening inserted for parked messages that are not live.
+	unmarkSQL = `
+delete from kinora.markers where ctid = any(array(
+	select m.at from unnest($2::text[], $3::text[]) n(handler, message_id), lateral (
+		select ctid as at from kinora.markers
+		where handler = n.handler and generation = $1::int and message_id = n.message_id limit 1) m))`
+)
+
+// queueClosing queues the unit's own writes: output, and the parking or resolving of messages.
+func (w *unit) queueClosing(ctx context.Context, c provider.Closing) error {
+	w.begin(ofOutput)
+	if err := w.db.queueEnqueue(ctx, &w.Batch, c.Output); err != nil {
+		return err
+	}
+	w.begin(ofUnit)
+	if w.IsReplay() {
+		w.queueResolved(c)
+	} else if len(c.Park) > 0 {
+		holds := c.Holds(&w.Unit, w.found)
+		w.Queue(w.db.q(parkSQL), w.Projector, w.Generation, w.rows(c.Park),
+			mapSlice(holds, func(a *provider.Aside) []byte { return a.Parked.Lane[:] }),
+			mapSlice(holds, func(a *provider.Aside) int64 { return int64(a.After) }))
+	}
+	w.queueAdvance()
+	w.begin(ofCommit)
+	return nil
+}
+
+func (w *unit) queueResolved(c provider.Closing) {
+	for _, m := range w.Markers(&w.found) {
+		delete(w.marked, m)
+	}
+	// markers of messages that are not live
+	if len(w.marked) > 0 {
+		handlers, messages := columns(slices.Collect(maps.Keys(w.marked)))
+		w.Queue(noScanSQL)
+		w.Queue(w.db.q(unmarkSQL), w.Generation, handlers, messages)
+	}
+	s := c.Resolution(&w.Unit, w.found)
+	if len(s.Changed) == 0 {
+		return
+	}
+	var changed []map[string]any
+	for q, seq := range s.Changed {
+		changed = append(changed, map[string]any{"projector": q.Projector, "generation": q.Generation, "lane": fmt.Sprintf(`\x%x`, q.Lane), "changed": seq})
+	}
+	stay := w.rows(s.Failed)
+	w.Queue(noScanSQL)
+	w.Queue(w.db.q(updateParkedSQL), stay)
+	w.Queue(w.db.q(resolveSQL), s.Applied)
+	w.Queue(w.db.q(releaseSQL), jsonList(changed), stay)
+}
+
+// rows returns a JSON list of rows of kinora.parked. A text that PostgreSQL refuses is encoded.
+func (w *unit) rows(asides []provider.Aside) string {
+	rows := make([]map[string]any, len(asides))
+	for i, a := range asides {
+		p, state := &a.Parked, provider.StateWaiting
+		if a.After < 0 {
+			state = provider.StateStuck
+		}
+		rows[i] = map[string]any{
+			"handler": storable(p.Handler), "handlers": append([]string{}, p.Handlers...),
+			"message_id": storable(p.MessageID), "marker_id": markerID(p.MessageID),
+			"topic": storable(p.Topic), "key": storable(p.Key), "lane": fmt.Sprintf(`\x%x`, p.Lane), "type": storable(p.Type),
+			"payload": fmt.Sprintf(`\x%x`, p.Payload), "headers": inHeaders(p.Headers, storable),
+			"class": p.Class.String(), "code": storable(p.Code), "error": storable(p.Error), "attempts": p.Attempts, "version": storable(p.Version),
+			"state": state.String(), "after": a.After,
+		}
+		if w.IsReplay() {
+			rows[i]["id"] = w.Messages[a.Message].Parked.Seq
+		}
+	}
+	return jsonList(rows)
 }

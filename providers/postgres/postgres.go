@@ -3,9 +3,9 @@ package postgres
 import (
 	"cmp"
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -34,11 +34,9 @@ type Config struct {
 	// Zero means provider.DefaultRequeueWindow.
 	RequeueWindow time.Duration
 
-	// Notify makes additions of events, entries and tasks through this DB, and changes that make
-	// tasks due, notify the Listeners of other processes: after the commit, separately, and at most
-	// once in about 10ms. After a transaction that
-	// you began yourself, call Wake: NOTIFY in the transaction would make its commit wait for
-	// other notifying ones. Close sends the last notification.
+	// Notify makes additions of events, entries and tasks through this DB, and changes that make tasks due, notify the
+	// Listeners of other processes: after the commit, separately, and at most once in about 10ms. After a transaction that you
+	// began yourself, call Wake: NOTIFY in it would make its commit wait for others. Close sends the last notification.
 	Notify bool
 }
 
@@ -59,55 +57,26 @@ type DB struct{ *Provider }
 // Provider has the methods of a DB that relays and runners call. Applications do not need them.
 type Provider struct {
 	*provider.Routes
-	pool     *pgxpool.Pool
-	owned    bool
-	cfg      Config
-	wake     waker
-	appends  waker
-	due      waker        // of workers
-	tasked   atomic.Int64 // calls that may have made tasks due in a transaction
-	notifier notifier
-	queue    appendQueue
-	scans    atomic.Pointer[places]
-	log      settling
-	logSize  pageSize
-	logged   atomic.Pointer[string] // LogID.String
-	onPool   *Tx                    // each of its calls has transactions of its own
-	dryRuns  chan struct{}          // lock of dry runs, of capacity 1
-	turns    chan struct{}          // lock of repeated runs of Transact, of capacity 1
-	lifetime atomic.Pointer[string]
-	cached   sync.Map // statement for schema "kinora" → for this schema
-	describe bool     // see described
+	pool      *pgxpool.Pool
+	owned     bool
+	cfg       Config
+	wake      waker
+	appends   waker
+	due       waker        // of workers
+	tasked    atomic.Int64 // calls that may have made tasks due in a transaction
+	notifier  notifier
+	queue     appendQueue
+	scans     atomic.Pointer[places]
+	log       settling
+	eventSize atomic.Int64           // mean, of the last page of the log
+	logged    atomic.Pointer[string] // LogID.String
+	onPool    *Tx                    // each of its calls has transactions of its own
+	dryRuns   chan struct{}          // lock of dry runs, of capacity 1
+	turns     chan struct{}          // lock of repeated runs of Transact, of capacity 1
+	lifetime  atomic.Pointer[string]
+	cached    sync.Map // statement for schema "kinora" → for this schema
+	describe  bool     // see described
 }
-
-var (
-	_ eventstore.Store               = (*DB)(nil)
-	_ eventstore.TxStore             = (*Tx)(nil)
-	_ provider.LogReader             = (*DB)(nil)
-	_ provider.Log                   = (*DB)(nil)
-	_ provider.LogWaker              = (*DB)(nil)
-	_ provider.LogCounter            = (*DB)(nil)
-	_ provider.Outbox                = (*DB)(nil)
-	_ outbox.Inspector               = (*DB)(nil)
-	_ provider.EntryMaintainer       = (*DB)(nil)
-	_ provider.MarkerMaintainer      = (*DB)(nil)
-	_ provider.Waker                 = (*DB)(nil)
-	_ provider.TaskProvider[pgx.Tx]  = (*DB)(nil)
-	_ provider.TaskInspector         = (*DB)(nil)
-	_ provider.TaskWaker             = (*DB)(nil)
-	_ provider.Operations            = (*DB)(nil)
-	_ provider.Diagnoser             = (*DB)(nil)
-	_ provider.ReadyChecker          = (*DB)(nil)
-	_ outbox.Enqueuer                = (*Tx)(nil)
-	_ provider.Provider[pgx.Tx]      = (*DB)(nil)
-	_ provider.Provider[*pgx.Batch]  = (*Batched)(nil)
-	_ provider.Provider[*sql.Tx]     = (*SQL)(nil)
-	_ provider.TaskProvider[*sql.Tx] = (*SQL)(nil)
-	_ eventstore.SnapshotStore       = (*DB)(nil)
-	_ eventstore.SnapshotStore       = (*Tx)(nil)
-	_ provider.EventFinder           = (*DB)(nil)
-	_ provider.EventFinder           = (*Tx)(nil)
-)
 
 // Open connects to dsn with a separate pool, which Close closes. An idle connection that does not
 // reply within five seconds is closed, unless dsn has another pool_ping_timeout. Zero means the
@@ -121,7 +90,7 @@ func Open(ctx context.Context, dsn string, cfg *Config) (*DB, error) {
 		config.ConnConfig.RuntimeParams["client_encoding"] = encodingUTF8
 	}
 	if config.PingTimeout == 0 { // pgx: no timeout
-		config.PingTimeout = pingLimit
+		config.PingTimeout = 5 * time.Second
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
@@ -168,6 +137,7 @@ func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 		db.describe = true
 	}
 	db.queue.most = most(pool.Config().MaxConns)
+	db.notifier.stop = make(chan struct{})
 	db.notifier.send = func(ctx context.Context) { _ = db.notify(ctx, db.channel(), "") }
 	return db, nil
 }
@@ -192,18 +162,13 @@ func (db *DB) Close() {
 	if !db.owned {
 		return
 	}
-	closed, done := context.WithTimeout(context.Background(), closeLimit)
+	closed, done := context.WithTimeout(context.Background(), 5*time.Second)
 	go func() {
 		defer done()
 		db.pool.Close()
 	}()
 	<-closed.Done()
 }
-
-const (
-	closeLimit = 5 * time.Second
-	pingLimit  = 5 * time.Second
-)
 
 const defaultSchema = "kinora"
 
@@ -284,3 +249,96 @@ func (w *waker) signal() {
 // Enqueued implements provider.Waker. Appends and units through this DB signal, and a Listener
 // signals for entries of other processes.
 func (db *Provider) Enqueued() <-chan struct{} { return db.wake.listen() }
+
+// connect opens a connection outside the pool, configured like those of the pool.
+func connect(ctx context.Context, pool *pgxpool.Config) (*pgx.Conn, error) {
+	config, err := connConfig(ctx, pool)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := pgx.ConnectConfig(ctx, config)
+	if err == nil && pool.AfterConnect != nil {
+		if err = pool.AfterConnect(ctx, conn); err != nil {
+			closeConn(ctx, conn)
+		}
+	}
+	return conn, err
+}
+
+// connConfig returns the configuration of the pool's connections for one outside the pool.
+func connConfig(ctx context.Context, pool *pgxpool.Config) (*pgx.ConnConfig, error) {
+	c := pool.ConnConfig.Copy()
+	if c.ConnectTimeout <= 0 {
+		c.ConnectTimeout = 2 * time.Minute // as pgxpool does
+	}
+	if pool.BeforeConnect != nil {
+		if err := pool.BeforeConnect(ctx, c); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+// closeConn closes a connection. It waits at most five seconds for the server.
+func closeConn(ctx context.Context, conn *pgx.Conn) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	_ = conn.Close(ctx)
+}
+
+// ErrSettings: a setting of the role, the database or the connection changes the meaning of what is sent or read.
+// client_encoding must be UTF8, and DateStyle ISO if the pool sends text (pgx.QueryExecModeExec or QueryExecModeSimpleProtocol).
+var ErrSettings = errors.New("a setting of the session changes the meaning of statements")
+
+// checkSettings returns ErrEncoding or ErrSettings. The server reports these settings by itself, and whenever they change.
+func (db *Provider) checkSettings(conn *pgx.Conn) error {
+	is := conn.PgConn().ParameterStatus
+	if encoding := is("server_encoding"); encoding != "" && encoding != encodingUTF8 {
+		return wrongEncoding(encoding)
+	}
+	if encoding := is("client_encoding"); encoding != "" && encoding != encodingUTF8 {
+		return fmt.Errorf("%w: client_encoding is %s: remove it from the role, the database and the connection string", ErrSettings, encoding)
+	}
+	if style := is("DateStyle"); db.describe && style != "" && !strings.HasPrefix(style, "ISO") {
+		return fmt.Errorf("%w: DateStyle is %s: remove it from the role, the database and the connection string, or use another query exec mode", ErrSettings, style)
+	}
+	return nil
+}
+
+// acquire returns a connection of the pool, if its settings are right.
+func (db *Provider) acquire(ctx context.Context) (*pgxpool.Conn, error) {
+	conn, err := db.pool.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := db.checkSettings(conn.Conn()); err != nil {
+		conn.Release()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// reserved are the words that PostgreSQL does not accept as a schema name without quotes: those of the categories R and T of
+// pg_get_keywords in version 15, plus system_user, which is reserved since version 16.
+var reserved = strings.Fields(`
+all analyse analyze and any array as asc asymmetric authorization binary both case cast check collate collation column concurrently
+constraint create cross current_catalog current_date current_role current_schema current_time current_timestamp current_user default
+deferrable desc distinct do else end except false fetch for foreign freeze from full grant group having ilike in initially inner
+intersect into is isnull join lateral leading left like limit localtime localtimestamp natural not notnull null offset on only or
+order outer overlaps placing primary references returning right select session_user similar some symmetric system_user table
+tablesample then to trailing true union unique user using variadic verbose when where window with`)
+
+// checkSchema returns an *eventstore.InvalidError for a name that SQL does not accept without quotes,
+// and for a name of PostgreSQL's own schemas.
+func checkSchema(name string) error {
+	if err := provider.CheckName("schema", name); err != nil {
+		return err
+	}
+	if strings.HasPrefix(name, "pg_") || name == "information_schema" {
+		return &eventstore.InvalidError{Field: "schema", Reason: "the name belongs to PostgreSQL itself: choose another one"}
+	}
+	if slices.Contains(reserved, name) {
+		return &eventstore.InvalidError{Field: "schema", Reason: "the name is a reserved word of PostgreSQL: choose another one"}
+	}
+	return nil
+}

@@ -1,8 +1,10 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"time"
 
 	"github.com/google/uuid"
@@ -72,9 +74,8 @@ left join lateral (
 	where m.handler = n.handler and m.generation = (select generation from b) and m.message_id = n.id limit 1) m on true
 where m.found is null and (n.position = 0 or n.position > coalesce((select position from passed), 0))`
 
-	// Pruning reads the first markers in the order of an index. Without these settings, if the
-	// statistics are from an empty table, the planner reads and sorts all markers. The plans then have
-	// high costs, for which the server would compile them.
+	// Pruning reads the first markers in the order of an index. Without these settings, if the statistics are from an empty
+	// table, the planner sorts all markers. With them the plans have high costs, for which the server would compile them.
 	inOrderSQL = `
 select set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)`
 
@@ -92,6 +93,14 @@ gone as (
 select count(*) from gone`
 )
 
+// ordered is inOrder on the pool. doing and invalid are those of read.
+func (db *Provider) ordered(ctx context.Context, doing string, invalid error, value any, sql string, args ...any) error {
+	if invalid != nil {
+		return wrap(doing, invalid)
+	}
+	return classifyOwn(ctx, wrap(doing, db.inOrder(ctx, db.pool, value, sql, args...)))
+}
+
 // inOrder runs a statement that returns one value, with the settings of inOrderSQL.
 func (db *Provider) inOrder(ctx context.Context, on session, value any, sql string, args ...any) error {
 	b := &pgx.Batch{}
@@ -107,8 +116,7 @@ const (
 	isToBeSet = "move"
 )
 
-// queueCheckpoint queues a statement that reads the checkpoint into c. c is not changed if there is
-// none.
+// queueCheckpoint queues a statement that reads the checkpoint, if there is one, into c.
 func (db *Provider) queueCheckpoint(b *pgx.Batch, of provider.Build, locked string, c *provider.Checkpoint) {
 	b.Queue(db.q(checkpointSQL), of.Projector, of.Number(), locked).Query(func(rows pgx.Rows) error {
 		found, err := pgx.CollectRows(rows, scanCheckpoint)
@@ -123,7 +131,8 @@ func scanCheckpoint(row pgx.CollectableRow) (c provider.Checkpoint, err error) {
 	var mode string
 	var token uuid.NullUUID
 	var handlers, splits, list []byte
-	err = row.Scan(&c.Generation, &c.Place.Position, &c.Place.ID, scanTime(&c.Place.RecordedAt), &c.Lineage, &mode, &token, &handlers, &splits, &list)
+	err = row.Scan(&c.Generation, &c.Place.Position, &c.Place.ID, scanTime(&c.Place.RecordedAt), &c.Lineage, &mode, &token,
+		&handlers, &splits, &list)
 	c.Mode, c.Token = provider.ParseMode(mode), claim.Token(token.UUID)
 	var segments []struct { // as kinora.segments_of returns them
 		Segment    int
@@ -161,13 +170,11 @@ func (db *Provider) TakeSegment(ctx context.Context, of provider.Build, number i
 	if err := provider.CheckStorable("projector", of.Projector); err != nil {
 		return was, false, wrap("take a segment", err)
 	}
-	crash.Point("set checkpoint: before")
 	was.Number = number
 	err = db.fenced(ctx, of.Projector, false, func(b *pgx.Batch) {
 		queueRows(b, []any{&was.Place.Position, &was.Place.ID, scanTime(&was.Place.RecordedAt)}, func() { ok = true },
 			db.q(takeSegmentSQL), of.Projector, of.Generation, number, uuid.UUID(token))
 	})
-	crash.Point("set checkpoint: after")
 	return was, ok && err == nil, classifyOwn(ctx, wrap("take a segment", err))
 }
 
@@ -185,19 +192,22 @@ func (db *Provider) checkpoint(ctx context.Context, on querier, of provider.Buil
 	return c, classifyOwn(ctx, busy(wrap("read the checkpoint", err)))
 }
 
-// SetCheckpoint implements provider.Progress. A new mode takes the fence exclusively, so it waits
-// for the units that have it. Units that open meanwhile wait too: therefore it waits for at most a
-// second at a time.
+// SetCheckpoint implements provider.Progress. A new mode takes the fence exclusively, so it waits for the units that have it,
+// for at most a second at a time, because units that open meanwhile wait too.
 func (db *Provider) SetCheckpoint(ctx context.Context, of provider.Build, from, to provider.Checkpoint) (set bool, err error) {
-	if err := checkCheckpoint(of.Projector, to); err != nil {
-		return false, wrap("set the checkpoint", err)
+	invalid := provider.CheckSetCheckpoint(of.Projector, to)
+	for _, h := range to.Handlers {
+		invalid = cmp.Or(invalid, provider.CheckStorable("checkpoint.handlers", h.Handler, h.Type))
 	}
-	crash.Point("set checkpoint: before")
+	if invalid != nil {
+		return false, wrap("set the checkpoint", invalid)
+	}
 	exclusive := from.Mode != to.Mode || from.Split() != to.Split()
 	err = db.fenced(ctx, of.Projector, exclusive, func(b *pgx.Batch) {
 		b.Queue(db.q(setCheckpointSQL), of.Projector, of.Generation,
 			to.Place.Position, to.Place.ID, recordedAt(to.Place), to.Lineage, to.Mode.String(), uuid.UUID(to.Token), jsonList(to.Handlers),
-			from.Place.Position, from.Mode.String(), uuid.UUID(from.Token), jsonList(to.Splits), jsonList(from.Splits)).Exec(func(tag pgconn.CommandTag) error {
+			from.Place.Position, from.Mode.String(), uuid.UUID(from.Token), jsonList(to.Splits), jsonList(from.Splits),
+		).Exec(func(tag pgconn.CommandTag) error {
 			set = tag.RowsAffected() == 1
 			return nil
 		})
@@ -205,7 +215,6 @@ func (db *Provider) SetCheckpoint(ctx context.Context, of provider.Build, from, 
 			b.Queue(db.q(dropSegmentsSQL), of.Projector, of.Generation, to.Oldest())
 		}
 	})
-	crash.Point("set checkpoint: after")
 	return set && err == nil, classifyOwn(ctx, wrap("set the checkpoint", err))
 }
 
@@ -220,21 +229,13 @@ func (db *Provider) fenced(ctx context.Context, projector string, exclusive bool
 		}
 		queue(b)
 		b.Queue(`commit`)
+		crash.Point("set checkpoint: before")
 		err := db.pool.SendBatch(ctx, b).Close() // after an error, the pool closes the connection
+		crash.Point("set checkpoint: after")
 		if e := pgError(err); e == nil || e.Code != lockNotAvailable || pause(ctx, try) != nil {
 			return err
 		}
 	}
-}
-
-// checkCheckpoint returns an *eventstore.InvalidError for a checkpoint that cannot be stored.
-func checkCheckpoint(projector string, c provider.Checkpoint) error {
-	for _, h := range c.Handlers {
-		if err := provider.CheckStorable("checkpoint.handlers", h.Handler, h.Type); err != nil {
-			return err
-		}
-	}
-	return provider.CheckSetCheckpoint(projector, c)
 }
 
 // recordedAt returns nil if the place has no time.
@@ -285,11 +286,152 @@ func (db *Provider) unapplied(ctx context.Context, on querier, b provider.Build,
 
 // PruneApplied implements provider.Progress.
 func (db *Provider) PruneApplied(ctx context.Context, of provider.Build, handlers []string, limit int) (n int, err error) {
-	if err := provider.CheckPrune(of.Projector, handlers); err != nil {
-		return 0, wrap("prune applied", err)
-	}
 	crash.Point("prune applied: before")
-	err = db.inOrder(ctx, db.pool, &n, pruneAppliedSQL, of.Projector, of.Generation, handlers, max(limit, 0))
+	err = db.ordered(ctx, "prune applied", provider.CheckPrune(of.Projector, handlers),
+		&n, pruneAppliedSQL, of.Projector, of.Generation, handlers, max(limit, 0))
 	crash.Point("prune applied: after")
-	return n, classifyOwn(ctx, wrap("prune applied", err))
+	return n, err
+}
+
+const (
+	generationsSQL = `
+select projector, generation, revision, state, data, created_at, changed_at from kinora.generations
+where $1::text = '' or projector = $1::text order by projector, generation`
+
+	lockGenerationsSQL = generationsSQL + ` for no key update`
+
+	// If another transaction changes the row at the same time, the revision differs after the wait,
+	// and nothing is changed. Otherwise was has the former state.
+	setGenerationSQL = `
+with ck as materialized (select clock_timestamp() t),
+was as materialized (
+	select state from kinora.generations where projector = $1::text and generation = $2::int),
+put as (
+	insert into kinora.generations as g (projector, generation, revision, state, data, created_at, changed_at)
+	select $1::text, $2::int, 1, $4::text, $5::jsonb, t, t from ck where $3::bigint = 0 or exists (select from was)
+	on conflict on constraint generations_pkey do update set
+		revision = g.revision + 1, state = excluded.state, data = excluded.data,
+		changed_at = case when g.state = excluded.state then g.changed_at else excluded.changed_at end
+	where g.revision = $3::bigint and (g.state <> 'retired' or excluded.state = 'retired')
+	returning g.state is distinct from (select state from was) as isnew),
+standby as (
+	update kinora.checkpoints set mode = 'catch-up', token = '00000000-0000-0000-0000-000000000000'
+	where projector = $1::text and generation = $2::int and $4::text = 'standby' and (select isnew from put)),
+segments as (
+	update kinora.segments set token = '00000000-0000-0000-0000-000000000000'
+	where projector = $1::text and generation = $2::int and $4::text = 'standby' and (select isnew from put)),
+retired as (
+	insert into kinora.checkpoints (projector, generation, position, event_id, lineage, mode, token, handlers)
+	select $1::text, $2::int, 0, '', '', 'ended', '00000000-0000-0000-0000-000000000000', '[]'
+	from put where isnew and $4::text = 'retired'
+	on conflict on constraint checkpoints_pkey do update set mode = 'ended')
+select exists (select from put)`
+
+	retiredSQL = `
+select true from kinora.generations where projector = $1::text and generation = $2::int and state = 'retired' for share`
+
+	unloggedSQL = `
+select exists (
+	select from unnest($2::text[]) h(name), lateral (
+		select from kinora.markers where handler = h.name and generation = $1::int and position is null
+		order by handler, generation, message_id limit 1) m)`
+
+	// The hold of a lane is deleted with the first of its messages.
+	clearGenerationSQL = `
+with m as (
+	delete from kinora.markers where ctid = any(array(
+		select m.at from unnest($3::text[]) h(name), lateral (
+			select ctid as at from kinora.markers where handler = h.name and generation = $2::int
+			order by handler, generation, message_id limit $4::bigint) m
+		limit $4::bigint))
+	returning 1),
+p as (
+	delete from kinora.parked where id = any(array(
+		select id from (
+			(select id from kinora.parked where projector = $1::text and generation = $2::int and state in ('waiting', 'stuck') and id > 0
+			order by projector, generation, id limit $4::bigint)
+			union all
+			(select id from kinora.parked where projector = $1::text and generation = $2::int and state in ('replayed', 'skipped')
+			order by projector, generation, resolved_at limit $4::bigint)) p
+		limit $4::bigint - (select count(*) from m)))
+	returning lane),
+h as (
+	delete from kinora.holds where ctid = any(array(
+		select h.at from (select distinct lane from p) p, lateral (
+			select ctid as at from kinora.holds
+			where projector = $1::text and generation = $2::int and holds.lane = p.lane limit 1) h)))
+select (select count(*) from m) + (select count(*) from p)`
+)
+
+// Generations implements provider.Builds.
+func (db *Provider) Generations(ctx context.Context, projector string) ([]provider.Generation, error) {
+	all, err := read(ctx, db, "list generations", provider.CheckStorable("projector", projector),
+		into(generationColumns), generationsSQL, planned, projector)
+	return all, classifyOwn(ctx, err)
+}
+
+func generationColumns(g *provider.Generation) []any {
+	return []any{&g.Projector, &g.Generation, &g.Revision, &g.State, (*[]byte)(&g.Data), scanTime(&g.CreatedAt), scanTime(&g.ChangedAt)}
+}
+
+// SetGeneration implements provider.Builds. If it changes the mode of a checkpoint, it waits for open
+// units as SetCheckpoint does.
+func (db *Provider) SetGeneration(ctx context.Context, g provider.Generation) (set bool, err error) {
+	if err := provider.CheckGeneration(g); err != nil {
+		return false, wrap("set the generation", err)
+	}
+	exclusive := g.State == provider.GenerationStandby || g.State == provider.GenerationRetired
+	err = db.fenced(ctx, g.Projector, exclusive, func(b *pgx.Batch) { db.queueGeneration(b, g, &set) })
+	if isSecond(err) {
+		return false, nil
+	}
+	return set && err == nil, classifyOwn(ctx, wrap("set the generation", err))
+}
+
+func (db *Provider) queueGeneration(b *pgx.Batch, g provider.Generation, set *bool) {
+	queueRow(b, []any{set}, db.q(setGenerationSQL), g.Projector, g.Generation, g.Revision, string(g.State), cmp.Or(string(g.Data), "{}"))
+}
+
+// isSecond reports whether a generation would be the second one that is live, or that is requested or being built.
+func isSecond(err error) bool {
+	return violates(err, "generations_live_key") || violates(err, "generations_built_key")
+}
+
+// Unlogged implements provider.Builds. It reads the markers of the generation until it finds one.
+func (db *Provider) Unlogged(ctx context.Context, of provider.Build, handlers []string) (unlogged bool, err error) {
+	err = db.ordered(ctx, "look up markers", provider.CheckPrune(of.Projector, handlers), &unlogged, unloggedSQL, of.Number(), handlers)
+	return unlogged, err
+}
+
+// ClearGeneration implements provider.Builds. The role must own the tables. To drop them it waits for
+// at most a second for transactions that use them: then the error is ClassTransient with CodeBusy.
+func (db *Provider) ClearGeneration(ctx context.Context, of provider.Build, handlers, tables []string, limit int) (n int, err error) {
+	err = cmp.Or(provider.CheckPrune(of.Projector, handlers), provider.CheckTables(tables...))
+	if err == nil && limit < 1 {
+		err = fmt.Errorf("%w: limit is %d: it must be at least 1", provider.ErrInput, limit)
+	}
+	if err != nil {
+		return 0, wrap("clear the generation", err)
+	}
+	err = db.inTx(ctx, func(tx pgx.Tx) error {
+		retired, err := collect(ctx, tx, pgx.RowTo[bool], db.q(retiredSQL), planned, of.Projector, of.Number())
+		if err == nil && len(retired) == 0 {
+			return fmt.Errorf("%w: generation %d of %s is not retired: retire it first", provider.ErrInput, of.Number(), of.Projector)
+		}
+		if err != nil {
+			return err
+		}
+		err = db.inOrder(ctx, tx, &n, clearGenerationSQL, of.Projector, of.Number(), handlers, limit)
+		if err == nil && n == 0 && len(tables) > 0 {
+			b := &pgx.Batch{}
+			b.Queue(`set local lock_timeout = '1s'`)
+			b.Queue(`drop table if exists ` + quoted(tables...))
+			err = tx.SendBatch(ctx, b).Close()
+		}
+		return err
+	})
+	if err != nil {
+		return 0, wrap("clear the generation", referenced(busy(explain(err))))
+	}
+	return n, nil
 }

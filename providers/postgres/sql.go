@@ -28,14 +28,13 @@ func (s *SQL) TasksIn(tx *sql.Tx) provider.TaskTx { return &taskTx{db: s.Provide
 
 // Do implements provider.Units like DB.Do, with these differences:
 //   - The unit ends tx when run returns. Later calls of tx return sql.ErrTxDone.
-//   - Commit and Rollback return ErrHeld and end tx for the handlers. Then the unit fails with the code
-//     "tx_ended", and nothing is committed.
+//   - Commit and Rollback return ErrHeld and end tx for the handlers. Then the unit fails with the code "tx_ended".
 //   - tx has no savepoints of its own: execute the statement savepoint.
 //   - Rows that a handler leaves open, and its prepared statements, are closed.
-//   - If a handler does not return after ctx has ended, the unit closes the connection, but waits for a
-//     call of the handler's own code within a statement, such as a Scanner.
+//   - If a handler does not return after ctx has ended, the unit closes the connection, but waits for a call of the handler's own
+//     code within a statement, such as a Scanner.
 func (s *SQL) Do(ctx context.Context, u provider.Unit, run func(ctx context.Context, tx *sql.Tx, found provider.Found) (provider.Closing, error)) error {
-	w := s.newUnit(u)
+	w := s.newUnit(u, false)
 	var h *handlersTx
 	w.acquire = func(ctx context.Context) (_ *leased, err error) {
 		if h, err = newHandlersTx(ctx, s.Provider); err != nil {
@@ -121,8 +120,7 @@ func (h *handlersTx) intact() bool {
 	return status != 'E' && !h.driver.ended.Load()
 }
 
-// heldConn is the connection of a unit whose transaction only the unit begins and ends. It is its own
-// connector, driver and transaction.
+// heldConn is a connection whose transaction only the unit begins and ends. It is its own connector and transaction.
 type heldConn struct {
 	*stdlib.Conn
 	over  atomic.Bool // the unit ends the transaction
@@ -172,25 +170,21 @@ func (c *heldConn) PrepareContext(ctx context.Context, query string) (driver.Stm
 	return c.Conn.PrepareContext(ctx, query)
 }
 
-// InSQLTx is InTx for a transaction of database/sql, such as that of sqlx, GORM or sqlc. The
-// transaction must have been begun with pgx's driver, package github.com/jackc/pgx/v5/stdlib, in the
-// database of this DB.
-//   - The statements of one method run while database/sql executes a statement of tx. So they wait
-//     for other statements of tx, and these for them.
-//   - If tx has ended, the error is sql.ErrTxDone.
-//   - If tx is nil, or of another driver, the error is an *eventstore.InvalidError, and no statement
-//     was sent.
-//   - Close the rows of a query first, as before any other statement of tx.
-//   - A tracer of the pgx connection also gets one empty statement, "-- kinora", for each method: one
-//     round trip more. A wrapper of the driver that records errors gets an error of this statement.
+// InSQLTx is InTx for a transaction of database/sql, such as that of sqlx, GORM or sqlc. It must have been begun with pgx's
+// driver, package github.com/jackc/pgx/v5/stdlib, in the database of this DB.
+//   - The statements of one method run while database/sql executes a statement of tx. So they wait for other statements of tx,
+//     and these for them. Close the rows of a query first, as before any other statement of tx.
+//   - If tx has ended, the error is sql.ErrTxDone. If it is nil, or of another driver, the error is an *eventstore.InvalidError,
+//     and no statement was sent.
+//   - A tracer of the pgx connection also gets one empty statement, "-- kinora", for each method: one round trip more. A wrapper
+//     of the driver that records errors gets an error of this statement.
 func (db *DB) InSQLTx(tx *sql.Tx) *Tx { return &Tx{db: db.Provider, in: db.inSQL(tx)} }
 
 // borrowSQL is the statement that pgx rewrites. It is not sent.
 const borrowSQL = `-- kinora`
 
-// inSQL borrows the connection of tx. database/sql does not return it; but pgx calls an argument
-// that implements pgx.QueryRewriter with the connection, before the statement. So f runs while
-// database/sql has locked the connection for this statement.
+// inSQL borrows the connection of tx. database/sql does not return it; but pgx calls an argument that implements
+// pgx.QueryRewriter with it, before the statement. So f runs while database/sql has locked the connection.
 func (db *Provider) inSQL(tx *sql.Tx) within {
 	return func(ctx context.Context, f func(q session) error) error {
 		if tx == nil {

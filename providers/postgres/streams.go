@@ -21,7 +21,7 @@ const (
 )
 
 const readStreamSQL = `
-select position, version, id, type, schema_version, data, metadata, recorded_at
+select position, ''::text, version, id, type, schema_version, data, metadata, recorded_at
 from kinora.events where stream = $1::text and version > $2::bigint order by version limit $3::int`
 
 // ReadStream implements eventstore.Store, in pages of up to 200 events. A page ends with the event
@@ -30,8 +30,7 @@ func (db *DB) ReadStream(ctx context.Context, stream string, afterVersion int64)
 	return db.onPool.ReadStream(ctx, stream, afterVersion)
 }
 
-// ReadStream implements eventstore.TxStore. It includes the events that the transaction itself
-// appended.
+// ReadStream implements eventstore.TxStore. It includes what the transaction itself appended.
 func (t *Tx) ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[eventstore.Raw, error] {
 	return func(yield func(eventstore.Raw, error) bool) {
 		if err := provider.CheckStream(stream); err != nil {
@@ -66,8 +65,7 @@ func (t *Tx) ReadStream(ctx context.Context, stream string, afterVersion int64) 
 	}
 }
 
-// readPage reads at most limit events, and stops at pageBytes. Then it receives and drops the
-// remaining rows.
+// readPage reads at most limit events up to pageBytes, and drops the remaining rows.
 func (db *Provider) readPage(ctx context.Context, q querier, stream string, after int64, limit int) (page []eventstore.Raw, bytes int, err error) {
 	rows, err := q.Query(ctx, db.q(readStreamSQL), stream, after, limit)
 	if err != nil {
@@ -75,16 +73,12 @@ func (db *Provider) readPage(ctx context.Context, q querier, stream string, afte
 	}
 	defer rows.Close()
 	for bytes < pageBytes && rows.Next() {
-		raw := eventstore.Raw{Stream: stream}
-		var id uuid.UUID
-		var metadata []byte
-		err := rows.Scan(&raw.Position, &raw.Version, &id, &raw.Type, &raw.Schema, &raw.Data, &metadata, &raw.RecordedAt)
+		raw, size, err := scanRaw(rows)
 		if err != nil {
 			return nil, 0, err
 		}
-		raw.ID, raw.RecordedAt = id.String(), raw.RecordedAt.UTC()
-		raw.Metadata = metadataOf(metadata)
-		page, bytes = append(page, raw), bytes+len(raw.Data)+len(metadata)
+		raw.Stream = stream
+		page, bytes = append(page, raw), bytes+size
 	}
 	rows.Close()
 	return page, bytes, rows.Err()
@@ -181,8 +175,7 @@ with gone as (
 last as (select type, max(position) as position, count(*) as n from gone group by type)
 select coalesce(sum(n), 0)::bigint, coalesce(array_agg(type), '{}'), coalesce(array_agg(position), '{}') from last`
 
-	// Run it after the delete: a reader that began meanwhile counts. An ended checkpoint is that of a
-	// retired generation.
+	// Run it after the delete: a reader that began meanwhile counts. Retired generations have an ended checkpoint.
 	behindSQL = `
 select c.projector from kinora.checkpoints c
 where c.mode <> 'ended' and c.lineage in (select id::text from kinora.incarnation union all select '') and exists (
@@ -190,15 +183,13 @@ where c.mode <> 'ended' and c.lineage in (select id::text from kinora.incarnatio
 	where gone.position > c.position and h ->> 'type' = gone.type)`
 )
 
-// Archive deletes the events of an ended stream before its last one, and its snapshots, in one transaction.
-// It returns the number of deleted events. To keep them elsewhere, read them with ReadStream before. The
-// version of the stream and its last event stay. So do the entries of the outbox and parked messages,
-// which have copies of events.
+// Archive deletes the events of an ended stream before its last one, and its snapshots, in one transaction. It returns the
+// number of deleted events. To keep them elsewhere, read them with ReadStream before. The version of the stream and its last
+// event stay, and entries of the outbox and parked messages, which have copies of events. It needs the rights of the role
+// kinora_archiver.
 //   - eventstore.ErrNotEnded: the stream has not ended, or does not exist.
-//   - eventstore.ErrNotPassed: a projector, also one that is being rebuilt, has not passed an event that it
-//     takes. Nothing is deleted.
-//
-// It needs the rights of the role kinora_archiver. An appender cannot delete events.
+//   - eventstore.ErrNotPassed: a projector, also one that is being rebuilt, has not passed an event that it takes. Nothing
+//     is deleted.
 func (db *DB) Archive(ctx context.Context, stream string, o eventstore.ArchiveOptions) (deleted int64, err error) {
 	if err := provider.CheckStream(stream); err != nil {
 		return 0, err

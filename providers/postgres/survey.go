@@ -7,7 +7,6 @@ import (
 	"errors"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/provider"
@@ -18,11 +17,10 @@ import (
 // may walk the primary key past all messages of others.
 const (
 	surveyHeadSQL = `
-select clock_timestamp(), e.position, e.id::text, e.recorded_at from (select) one left join lateral (
+select clock_timestamp(), coalesce(e.position, 0), coalesce(e.id::text, ''), e.recorded_at from (select) one left join lateral (
 	select position, id, recorded_at from kinora.events order by position desc limit 1) e on true`
 
-	// The generations that have a checkpoint or held keys: b walks the index of holds from one
-	// generation to the next.
+	// The generations with a checkpoint or held keys: b walks the index of holds from one to the next.
 	surveyBuildsSQL = `
 with recursive b as (
 	(select projector, generation from kinora.holds order by projector, generation limit 1)
@@ -73,7 +71,8 @@ order by b.o, p.id`
 	shownTimes = never + ` and '9999-12-30 00:00Z'::timestamptz`
 
 	countHeld = `
-select status, holder, count(*), min(created_at) filter (where created_at between ` + shownTimes + `), max(until) filter (where until between ` + shownTimes + `), max(n) from (`
+select status, holder, count(*), min(created_at) filter (where created_at between ` + shownTimes + `),
+	max(until) filter (where until between ` + shownTimes + `), max(n) from (`
 
 	surveyEntriesSQL = countHeld + `
 	select status, case when status = 'claimed' then claimed_by else '' end as holder, created_at,
@@ -112,22 +111,11 @@ select runner, count(*) from (select runner from kinora.in_flight order by runne
 
 // Survey implements provider.Operations.
 func (db *Provider) Survey(ctx context.Context, limit int) (s provider.Survey, err error) {
-	s, err = db.survey(ctx, max(limit, 1))
-	return s, classifyOwn(ctx, wrap("survey", explain(err)))
-}
-
-func (db *Provider) survey(ctx context.Context, limit int) (s provider.Survey, err error) {
+	defer func() { err = classifyOwn(ctx, wrap("survey", explain(err))) }()
+	limit = max(limit, 1)
 	b := &pgx.Batch{}
 	b.Queue(inOrderSQL)
-	b.Queue(db.q(surveyHeadSQL)).QueryRow(func(row pgx.Row) error {
-		var position *int64
-		var id *string
-		err := row.Scan(scanTime(&s.Now), &position, &id, scanTime(&s.Head.RecordedAt))
-		if position != nil {
-			s.Head.Position, s.Head.ID = *position, *id
-		}
-		return err
-	})
+	queueRow(b, []any{scanTime(&s.Now), &s.Head.Position, &s.Head.ID, scanTime(&s.Head.RecordedAt)}, db.q(surveyHeadSQL))
 	queueAll(b, &s.Builds, func(row pgx.CollectableRow) (provider.SurveyedBuild, error) { return scanBuild(row, limit) }, db.q(surveyBuildsSQL), limit)
 	queueHeldCounts(b, &s.Entries, db.q(surveyEntriesSQL), limit)
 	queueHeldCounts(b, &s.Tasks, db.q(surveyTasksSQL), limit)
@@ -238,69 +226,48 @@ func (db *Provider) Streams(ctx context.Context, f provider.StreamFilter) ([]pro
 }
 
 const (
-	// The transactions that hold the gap lock, and so delay readers of the log, the oldest first. Of
-	// a prepared one the process has gone.
+	// What a backend n is called, and how to end it.
+	backendName = `case when n.pid <> 0 then 'pid ' || n.pid else 'prepared transaction' || coalesce(' ' || n.gid, '') end, case
+		when n.pid <> 0 then 'select pg_terminate_backend(' || n.pid || ');'
+		when n.gid <> '' then 'rollback prepared ' || quote_literal(n.gid) || ';'
+		else 'select * from pg_prepared_xacts;' end`
+
+	// The transactions that hold the gap lock, and so delay readers of the log, the oldest first.
 	appendsSQL = `
-select distinct coalesce(l.pid, 0), coalesce(p.gid, ''), coalesce(a.application_name, ''), coalesce(a.usename::text, p.owner::text, ''), coalesce(a.state, 'prepared'),
-	coalesce(a.query, ''), coalesce(a.xact_start, p.prepared) as since
-from pg_locks l
-	left join pg_stat_activity a on a.pid = l.pid
-	left join pg_locks x on l.pid is null and x.pid is null and x.locktype = 'transactionid' and x.virtualtransaction = l.virtualtransaction
-	left join pg_prepared_xacts p on p.transaction = x.transactionid
+select distinct 'append', ` + backendName + `,
+	coalesce(a.application_name, ''), coalesce(a.usename::text, p.owner::text, ''), coalesce(a.state, 'prepared'),
+	coalesce(a.query, ''), coalesce(a.xact_start, p.prepared) as since` + lockHolders + `, lateral (select coalesce(l.pid, 0), p.gid) n(pid, gid)
 where ` + gapLock + ` and l.pid is distinct from pg_backend_pid()
 order by since limit 20`
 
 	// Sessions of this database that wait for a lock, each with those that it waits for.
 	blockedSQL = `
-select w.pid, w.application_name, coalesce(w.usename::text, ''), coalesce(w.state, ''), w.query,
-	coalesce((select min(l.waitstart) from pg_locks l where l.pid = w.pid and not l.granted), w.query_start) as since,
-	coalesce(b.pid, 0), coalesce(p.gid, ''), coalesce(b.application_name, ''), coalesce(b.usename::text, p.owner::text, ''), coalesce(b.state, 'prepared'),
-	coalesce(b.query, ''), coalesce(b.xact_start, p.prepared)
+select 'lock', ` + backendName + `,
+	coalesce(b.application_name, ''), coalesce(b.usename::text, p.owner::text, ''), coalesce(b.state, 'prepared'),
+	coalesce(b.query, ''), coalesce(b.xact_start, p.prepared),
+	'pid ' || w.pid, 'select pg_terminate_backend(' || w.pid || ');', w.application_name, coalesce(w.usename::text, ''), coalesce(w.state, ''), w.query,
+	coalesce((select min(l.waitstart) from pg_locks l where l.pid = w.pid and not l.granted), w.query_start) as since
 from (select * from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' order by query_start limit 50) w,
 	unnest(pg_blocking_pids(w.pid)) x(pid)
 	left join pg_stat_activity b on b.pid = x.pid
-	left join pg_prepared_xacts p on x.pid = 0 and p.database = current_database()
+	left join pg_prepared_xacts p on x.pid = 0 and p.database = current_database(), lateral (select coalesce(b.pid, 0), p.gid) n(pid, gid)
 order by since limit 50`
 )
 
-// nameBackend returns b with its name and its end: a session, or a prepared transaction if pid is zero.
-func nameBackend(b provider.Backend, pid int, gid string) provider.Backend {
-	switch {
-	case pid != 0:
-		b.Name = "pid " + itoa(int64(pid))
-		b.End = "select pg_terminate_backend(" + itoa(int64(pid)) + ");"
-	case gid != "":
-		b.Name = "prepared transaction " + gid
-		b.End = "rollback prepared '" + strings.ReplaceAll(gid, "'", "''") + "';"
-	default:
-		b.Name = "prepared transaction"
-		b.End = "select * from pg_prepared_xacts;"
-	}
-	return b
-}
-
 func backendColumns(b *provider.Backend) []any {
-	return []any{&b.Application, &b.User, &b.State, &b.Query, scanTime(&b.Since)}
+	return []any{&b.Name, &b.End, &b.Application, &b.User, &b.State, &b.Query, scanTime(&b.Since)}
 }
 
 // waits returns who keeps others waiting. A role that may not see other sessions gets less.
 func (db *Provider) waits(ctx context.Context) (all []provider.Wait, err error) {
 	b := &pgx.Batch{}
 	var appends, blocked []provider.Wait
-	queueAll(b, &appends, func(row pgx.CollectableRow) (w provider.Wait, err error) {
-		var pid int
-		var gid string
-		err = row.Scan(append([]any{&pid, &gid}, backendColumns(&w.Blocker)...)...)
-		w.What, w.Blocker = "append", nameBackend(w.Blocker, pid, gid)
-		return w, err
-	}, db.q(appendsSQL))
-	queueAll(b, &blocked, func(row pgx.CollectableRow) (w provider.Wait, err error) {
-		var waiter, pid int
-		var gid string
-		err = row.Scan(slices.Concat([]any{&waiter}, backendColumns(&w.Waiter), []any{&pid, &gid}, backendColumns(&w.Blocker))...)
-		w.What, w.Waiter, w.Blocker = "lock", nameBackend(w.Waiter, waiter, ""), nameBackend(w.Blocker, pid, gid)
-		return w, err
-	}, db.q(blockedSQL))
+	queueAll(b, &appends, into(func(w *provider.Wait) []any {
+		return append([]any{&w.What}, backendColumns(&w.Blocker)...)
+	}), db.q(appendsSQL))
+	queueAll(b, &blocked, into(func(w *provider.Wait) []any {
+		return slices.Concat([]any{&w.What}, backendColumns(&w.Blocker), backendColumns(&w.Waiter))
+	}), db.q(blockedSQL))
 	err = db.pool.SendBatch(ctx, b).Close()
 	return append(appends, blocked...), err
 }

@@ -23,12 +23,12 @@ const (
 	tableTimeout = "300ms"
 
 	relationSQL = `
-select c.oid::bigint, c.relkind::text, case when c.relkind = 'v' then coalesce(' with (' || array_to_string(c.reloptions, ', ') || ')', '') else '' end,
-	case when c.relkind <> 'v' or c.relowner = (select oid from pg_roles where rolname = current_user) then '' else quote_ident(pg_get_userbyid(c.relowner)) end
+select c.oid::bigint, c.relkind::text,
+	case when c.relkind = 'v' then coalesce(' with (' || array_to_string(c.reloptions, ', ') || ')', '') else '' end,
+	case when c.relkind = 'v' and c.relowner <> (select oid from pg_roles where rolname = current_user) then quote_ident(pg_get_userbyid(c.relowner)) else '' end
 from pg_class c where c.oid = to_regclass($1::text)`
 
-	// The statements that give the view $2 the grants of a view or a table. Of a table, only the
-	// rights to read it.
+	// The statements that give the view $2 the grants of a view, or the rights to read a table.
 	relationGrantsSQL = `
 select g.attname, format('grant %s%s on %s to %s%s', g.privilege_type, ' (' || quote_ident(g.attname) || ')', $2::text,
 	case g.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(g.grantee)) end, case when g.is_grantable then ' with grant option' end)
@@ -248,7 +248,8 @@ func (w *unit) show(ctx context.Context, tx pgx.Tx, p provider.TablePair, was re
 	err := w.exec(ctx, tx, append(statements,
 		`create or replace view `+view+was.Options+` as select * from `+table,
 		`drop trigger if exists kinora_refuse_write on `+view,
-		`create trigger kinora_refuse_write instead of insert or update or delete on `+view+` for each row execute function `+w.db.q(`kinora.refuse_write()`))...)
+		`create trigger kinora_refuse_write instead of insert or update or delete on `+view+
+			` for each row execute function `+w.db.q(`kinora.refuse_write()`))...)
 	if err != nil || fits { // a view that is replaced keeps its owner and its grants
 		return err
 	}
@@ -273,11 +274,7 @@ func identifier(name string) pgx.Identifier { return strings.Split(name, ".") }
 
 // quoted returns names of tables in SQL.
 func quoted(names ...string) string {
-	all := make([]string, len(names))
-	for i, name := range names {
-		all[i] = identifier(name).Sanitize()
-	}
-	return strings.Join(all, ", ")
+	return strings.Join(mapSlice(names, func(name *string) string { return identifier(*name).Sanitize() }), ", ")
 }
 
 const (
@@ -288,31 +285,26 @@ select quote_ident(c.conname), x.n, y.n, c.condeferrable, pg_has_role(k.relowner
 from pg_constraint c join t x on x.id = c.conrelid join t y on y.id = c.confrelid join pg_class k on k.oid = c.conrelid
 where c.contype = 'f' and c.conparentid = 0 order by x.n, c.conname`
 
-	// Foreign keys that the tables $1 of a new generation do not allow. Their names without a number are those of the views.
-	createdSQL = `
+	// Foreign keys that the tables $1 of a new generation do not allow, and those of other tables to the tables $2. The names of
+	// $1 without a number are those of the views.
+	referencesSQL = `
 with t as (
 	select c.oid, c.relnamespace, regexp_replace(c.relname, '_g[0-9]+$', '') as plain
 	from unnest($1::text[]) n join pg_class c on c.oid = to_regclass(n)),
+r as (select to_regclass(n)::oid as id from unnest($2::text[]) n),
 k as (
 	select x.oid as child, y.oid as parent, x.oid in (select oid from t) as isnew, y.oid in (select oid from t) as tonew,
 		(x.relnamespace, regexp_replace(x.relname, '_g[0-9]+$', '')) in (select relnamespace, plain from t) as isours,
 		(y.relnamespace, regexp_replace(y.relname, '_g[0-9]+$', '')) in (select relnamespace, plain from t) as toours,
-		(y.relnamespace, y.relname::text) in (select relnamespace, plain from t) as toplain
+		(y.relnamespace, y.relname::text) in (select relnamespace, plain from t) as toplain,
+		k.confrelid in (select id from r) and k.conrelid not in (select id from r) as torenamed
 	from pg_constraint k join pg_class x on x.oid = coalesce(pg_partition_root(k.conrelid)::oid, k.conrelid) join pg_class y on y.oid = k.confrelid
 	where k.contype = 'f' and k.conparentid = 0)
 select child::regclass::text, parent::regclass::text, case
-	when isnew then 'it is of another generation: use projector.Table'
-	when tonew then 'add the first one to Options.Tables'
+	when isnew and toours and not tonew then 'it is of another generation: use projector.Table'
+	when tonew and not isnew then 'add the first one to Options.Tables'
 	else 'it is to be replaced by a view: remove the foreign key' end
-from k where isnew and toours and not tonew or tonew and not isnew or toplain and not isours
-limit 1`
-
-	// Foreign keys of other tables to the tables $1.
-	fromOthersSQL = `
-with t as (select to_regclass(n)::oid as id from unnest($1::text[]) n)
-select k.conrelid::regclass::text, k.confrelid::regclass::text, 'it is to be replaced by a view: remove the foreign key' from pg_constraint k
-where k.contype = 'f' and k.conparentid = 0 and k.confrelid in (select id from t)
-	and not exists (select from t where id = k.conrelid)
+from k where isnew and toours and not tonew or tonew and not isnew or toplain and not isours or torenamed
 limit 1`
 )
 
@@ -325,27 +317,17 @@ type foreignKey struct {
 
 // checkReferences returns an error if foreign keys do not allow the tables to create and to rename.
 func (w *unit) checkReferences(ctx context.Context, tx pgx.Tx) error {
+	created := mapSlice(w.Switch.Create, func(name *string) string { return quoted(*name) })
 	renamed := mapSlice(w.Switch.Rename, func(p *provider.TablePair) string { return quoted(p.Table) })
-	for _, check := range []struct {
-		sql    string
-		tables []string
-	}{
-		{createdSQL, mapSlice(w.Switch.Create, func(name *string) string { return quoted(*name) })},
-		{fromOthersSQL, renamed},
-	} {
-		if len(check.tables) == 0 {
-			continue
-		}
-		found, err := collect(ctx, tx, pgx.RowToStructByPos[struct{ From, To, Why string }], check.sql, planned, check.tables)
-		if err != nil {
-			return ofTables(ctx, wrap("look up foreign keys", err))
-		}
-		if len(found) > 0 {
-			return &provider.Error{Class: provider.ClassPermanent, Code: provider.CodeReferenced,
-				Err: fmt.Errorf("%w: table %s has a foreign key to %s: %s", provider.ErrInput, found[0].From, found[0].To, found[0].Why)}
-		}
+	if len(created)+len(renamed) == 0 {
+		return nil
 	}
-	return nil
+	found, err := collect(ctx, tx, pgx.RowToStructByPos[struct{ From, To, Why string }], referencesSQL, planned, created, renamed)
+	if err == nil && len(found) > 0 {
+		return &provider.Error{Class: provider.ClassPermanent, Code: provider.CodeReferenced,
+			Err: fmt.Errorf("%w: table %s has a foreign key to %s: %s", provider.ErrInput, found[0].From, found[0].To, found[0].Why)}
+	}
+	return ofTables(ctx, wrap("look up foreign keys", err))
 }
 
 // referenced gives an error its code if a table cannot be emptied or dropped because of others.

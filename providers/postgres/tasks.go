@@ -29,12 +29,6 @@ type taskRow struct {
 	token           uuid.NullUUID
 }
 
-// columns are the destinations of taskColumns.
-func (r *taskRow) columns() []any {
-	return []any{&r.ID, &r.Kind, &r.Group, &r.GroupKind, &r.Input, &r.state, &r.Result, &r.Status, &r.Undo, &r.Why, &r.Doubt, &r.Version, &r.Attempts,
-		&r.Vanished, &r.Suspect, &r.Waits, &r.token, &r.ClaimedBy, &r.Code, &r.metadata, scanTime(&r.NextAt), scanTime(&r.CreatedAt), scanTime(&r.EndedAt), scanTime(&r.LastAttemptedAt)}
-}
-
 // task returns the task. Its State is nil if it is not an object of slots, because another program wrote it.
 func (r *taskRow) task() provider.Task {
 	r.Token = claim.Token(r.token.UUID)
@@ -45,9 +39,12 @@ func (r *taskRow) task() provider.Task {
 	return r.Task
 }
 
+// scanTask reads taskColumns.
 func scanTask(row pgx.CollectableRow) (provider.Task, error) {
 	var r taskRow
-	err := row.Scan(r.columns()...)
+	err := row.Scan(&r.ID, &r.Kind, &r.Group, &r.GroupKind, &r.Input, &r.state, &r.Result, &r.Status, &r.Undo, &r.Why, &r.Doubt, &r.Version, &r.Attempts,
+		&r.Vanished, &r.Suspect, &r.Waits, &r.token, &r.ClaimedBy, &r.Code, &r.metadata,
+		scanTime(&r.NextAt), scanTime(&r.CreatedAt), scanTime(&r.EndedAt), scanTime(&r.LastAttemptedAt))
 	return r.task(), err
 }
 
@@ -55,11 +52,7 @@ const claimTasksSQL = `
 select id, kind, group_id, group_kind, input, state, result, undo, why, doubt, version, attempts, vanished, suspect, waits, timed_out, spent, code, metadata, next_at, created_at
 from kinora.claim_tasks($1::text[], $2::boolean, $3::int, $4::int, $5::uuid, $6::text, $7::bigint)`
 
-// codeMalformed is the code of a task whose state cannot be read, because another program wrote it.
-const codeMalformed = "malformed"
-
-// ClaimTasks implements provider.Tasks with one statement. A task whose state cannot be
-// read is abandoned instead.
+// ClaimTasks implements provider.Tasks with one statement. A task whose state cannot be read is abandoned.
 func (db *Provider) ClaimTasks(ctx context.Context, q provider.TaskQuery, t claim.Terms) ([]provider.Task, error) {
 	limit := t.Limit
 	if q.Alone {
@@ -67,7 +60,8 @@ func (db *Provider) ClaimTasks(ctx context.Context, q provider.TaskQuery, t clai
 	}
 	var malformed []provider.TaskChange
 	crash.Point("claim tasks: before")
-	tasks, err := read(ctx, db, "claim tasks", provider.CheckStorable("query.kinds", q.Kinds...), func(row pgx.CollectableRow) (provider.Task, error) {
+	invalid := provider.CheckStorable("query.kinds", q.Kinds...)
+	tasks, err := read(ctx, db, "claim tasks", invalid, func(row pgx.CollectableRow) (provider.Task, error) {
 		r := taskRow{Task: provider.Task{Status: provider.TaskClaimed, ClaimedBy: t.Holder}, token: uuid.NullUUID{UUID: uuid.UUID(t.Token)}}
 		err := row.Scan(&r.ID, &r.Kind, &r.Group, &r.GroupKind, &r.Input, &r.state, &r.Result, &r.Undo, &r.Why, &r.Doubt, &r.Version, &r.Attempts,
 			&r.Vanished, &r.Suspect, &r.Waits, &r.TimedOut, &r.Spent, &r.Code, &r.metadata, scanTime(&r.NextAt), scanTime(&r.CreatedAt))
@@ -76,7 +70,8 @@ func (db *Provider) ClaimTasks(ctx context.Context, q provider.TaskQuery, t clai
 			task.LastAttemptedAt = task.NextAt.Add(-t.Lease.Truncate(time.Microsecond)) // the time of the claim
 		}
 		if err == nil && task.State == nil {
-			malformed = append(malformed, provider.TaskChange{ID: task.ID, Token: task.Token, To: provider.TaskAbandoned, Code: codeMalformed, Doubt: task.Doubt})
+			change := provider.TaskChange{ID: task.ID, Token: task.Token, To: provider.TaskAbandoned, Code: "malformed", Doubt: task.Doubt}
+			malformed = append(malformed, change)
 		}
 		return task, err
 	}, claimTasksSQL, kindsOf(q), q.Alone, limit, max(q.Attempts, 0), uuid.UUID(t.Token), t.Holder, t.Lease.Microseconds())
@@ -129,7 +124,8 @@ select distinct kind from k where kind is not null order by kind`
 
 // TaskKinds implements provider.Tasks.
 func (db *Provider) TaskKinds(ctx context.Context, domain string) ([]string, error) {
-	kinds, err := read(ctx, db, "read the kinds of tasks", provider.CheckStorable("domain", domain), pgx.RowTo[string], taskKindsSQL, planned, domain)
+	kinds, err := read(ctx, db, "read the kinds of tasks", provider.CheckStorable("domain", domain),
+		pgx.RowTo[string], taskKindsSQL, planned, domain)
 	return kinds, classifyOwn(ctx, err)
 }
 
@@ -158,7 +154,8 @@ select count(*) from gone`
 // DeleteTasks implements provider.Tasks.
 func (db *Provider) DeleteTasks(ctx context.Context, keep provider.TaskRetention, limit int) (n int, err error) {
 	crash.Point("delete tasks: before")
-	_, err = db.row(ctx, "delete tasks", nil, []any{&n}, deleteTasksSQL, planned, keep.Done.Microseconds(), keep.Undone.Microseconds(), max(limit, 0))
+	_, err = db.row(ctx, "delete tasks", nil, []any{&n},
+		deleteTasksSQL, planned, keep.Done.Microseconds(), keep.Undone.Microseconds(), max(limit, 0))
 	crash.Point("delete tasks: after")
 	return n, classifyOwn(ctx, err)
 }
@@ -180,8 +177,7 @@ update kinora.task_groups set open = open - 1, completed_at = case when open = 1
 where id = $1::text returning kind, data, total, open`
 )
 
-// changeTasks applies changes with one statement. A second one reads the tasks whose changes are
-// refused.
+// changeTasks applies changes with one statement. A second one reads the tasks whose changes are refused.
 func (db *Provider) changeTasks(ctx context.Context, on querier, changes []provider.TaskChange) ([]provider.TaskChanged, error) {
 	order := inOrder(changes)
 	args, err := changeArgs(changes, order)
@@ -221,8 +217,7 @@ func (db *Provider) readRefused(ctx context.Context, on querier, changes []provi
 	return err
 }
 
-// inOrder returns the indexes of changes in order of their ids: all statements that lock several
-// tasks lock them in this order.
+// inOrder returns the indexes of changes in the order in which all statements lock tasks: that of their ids.
 func inOrder(changes []provider.TaskChange) []int {
 	order := make([]int, len(changes))
 	for i := range order {

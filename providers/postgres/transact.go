@@ -22,25 +22,20 @@ const (
 	commitGrace   = time.Second // for the reply to a commit after ctx has ended
 )
 
-// Transact runs fn in a transaction at READ COMMITTED and commits if fn returns nil. Otherwise,
-// also if fn panics or calls runtime.Goexit, it rolls back. After the commit of a transaction that
-// wrote, it wakes relays and workers as Wake does.
-//   - fn may run several times, each time in a new transaction. So fn must load the data for its
-//     decisions in the transaction, for example with UpdateTx of a repository, and must have no
-//     other effects.
-//   - fn runs again after a deadlock or a serialization failure of the transaction, even if fn
-//     hides that error, and after a commit that failed without a reply.
-//   - fn runs again if it returns a *eventstore.ConflictError, unless the run before it had a
-//     conflict with the same expected version: then fn does not load that version.
-//   - Transact pauses before another run. Repeated runs of this DB take turns, because they would
-//     conflict with each other again. After 20 runs, or after 30 seconds, or if ctx ends, Transact
-//     returns the last error.
-//   - An error of fn is returned unchanged.
-//   - tx refuses Commit and Rollback. Its Begin makes savepoints. If fn ends the transaction by
-//     other means, the error is ErrHeld, and the writes up to there may be committed.
-//   - If the reply to the commit is lost, Transact asks the server whether the transaction is
-//     committed. eventstore.ErrAmbiguous: the server does not reply, or it crashed, restarted or
-//     was replaced. Read the stored data before you call Transact again.
+// Transact runs fn in a transaction at READ COMMITTED and commits if fn returns nil. Otherwise, also if fn panics or calls
+// runtime.Goexit, it rolls back. After the commit of a transaction that wrote, it wakes relays and workers as Wake does.
+//   - fn may run several times, each time in a new transaction. So fn must load the data for its decisions in the transaction,
+//     for example with UpdateTx of a repository, and must have no other effects.
+//   - fn runs again after a deadlock or a serialization failure, even if fn hides that error, after a commit that failed without
+//     a reply, and if it returns a *eventstore.ConflictError, unless the run before it had a conflict with the same expected
+//     version: then fn does not load that version.
+//   - Transact pauses before another run, and repeated runs of this DB take turns. After 20 runs, or after 30 seconds, or if
+//     ctx ends, it returns the last error. An error of fn is returned unchanged.
+//   - tx refuses Commit and Rollback. Its Begin makes savepoints. If fn ends the transaction by other means, the error is
+//     ErrHeld, and the writes up to there may be committed.
+//   - If the reply to the commit is lost, Transact asks the server whether the transaction is committed.
+//     eventstore.ErrAmbiguous: the server does not reply, or it crashed, restarted or was replaced. Read the stored data before
+//     you call Transact again.
 func (db *DB) Transact(ctx context.Context, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	run := &run{DB: db, fn: fn}
 	again, err := run.once(ctx)
@@ -56,9 +51,8 @@ func (db *DB) Transact(ctx context.Context, fn func(ctx context.Context, tx pgx.
 	return err
 }
 
-// Wake makes relays claim entries, and workers claim tasks, at once: those of this process and, with Config.Notify, those
-// of others. Call it after the commit of a transaction that you began yourself. Appends, units and
-// Transact call it.
+// Wake makes relays and workers of this process and, with Config.Notify, of others claim at once. Call it after the commit of
+// a transaction that you began yourself. Appends, units and Transact call it.
 func (db *DB) Wake() {
 	db.added()
 	db.due.signal()
@@ -71,9 +65,8 @@ type run struct {
 	conflict eventstore.ConflictError // the last one
 }
 
-// inTurn waits for this call's turn and calls once. If limit ends first, it returns the previous
-// error. A turn has no shorter limit: after several deadlocks, which take a second each, all the
-// waiting runs would begin together and deadlock again.
+// inTurn waits for this call's turn and calls once. If limit ends first, it returns the previous error. With a shorter limit,
+// all waiting runs would begin together after several deadlocks, which take a second each, and deadlock again.
 func (r *run) inTurn(ctx, limit context.Context, previous error) (again bool, err error) {
 	if !take(limit, r.turns) {
 		return false, previous
@@ -99,8 +92,9 @@ func take(ctx context.Context, lock chan struct{}) bool {
 func (r *run) once(ctx context.Context) (again bool, err error) {
 	life := r.life(ctx)
 	// the end of ctx does not make the result of a commit unknown at once
-	late, stop := outlast(ctx, commitGrace)
-	defer stop()
+	late, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(commitGrace, cancel) })()
 	again, lost, err := r.transaction(ctx, late)
 	if isNetwork(err) || lost != "" { // the server may have crashed: the next call of life must ask again
 		r.lifetime.Store(nil)
@@ -111,8 +105,7 @@ func (r *run) once(ctx context.Context) (again bool, err error) {
 	return again, err
 }
 
-// transaction runs fn and commits with late. lost is the number of a transaction that may be
-// committed.
+// transaction runs fn and commits with late. lost is the number of a transaction that may be committed.
 func (r *run) transaction(ctx, late context.Context) (again bool, lost string, err error) {
 	pooled, err := r.acquire(ctx)
 	if err != nil {
@@ -149,8 +142,7 @@ func (r *run) transaction(ctx, late context.Context) (again bool, lost string, e
 	return isRolledBack(err), "", err
 }
 
-// loadsAgain reports whether err is a conflict, unless fn expected the same version before: then
-// fn does not load the version in the transaction.
+// loadsAgain reports whether err is a conflict, unless fn expected the same version before: then it does not load it.
 func (r *run) loadsAgain(err error) bool {
 	c, ok := errors.AsType[*eventstore.ConflictError](err)
 	if !ok || c.Stream == r.conflict.Stream && c.Expected == r.conflict.Expected {
@@ -169,9 +161,8 @@ const (
 	lifeColumn = `extract(epoch from pg_postmaster_start_time())::text || ' ' || coalesce(extract(epoch from stats_reset)::text, '')`
 )
 
-// life identifies the time between two crashes of one server, because after a crash the server may
-// give the number of a lost transaction to another one. life reads it once: reading statistics is
-// slow in some versions.
+// life identifies the time between two crashes of one server: after a crash, another transaction may get the number of a lost
+// one. It is read once, because reading statistics is slow in some versions.
 func (db *Provider) life(ctx context.Context) string {
 	if s := db.lifetime.Load(); s != nil {
 		return *s
@@ -184,8 +175,7 @@ func (db *Provider) life(ctx context.Context) string {
 	return s
 }
 
-// resolve asks the server whether a transaction is committed, because the reply to its commit was
-// lost. again reports that it is not.
+// resolve asks the server whether a transaction is committed whose commit had no reply. again reports that it is not.
 func (r *run) resolve(ctx context.Context, xid, life string, lost error) (again bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, resolveLimit)
 	defer cancel()
@@ -206,13 +196,6 @@ func (r *run) resolve(ctx context.Context, xid, life string, lost error) (again 
 	}
 }
 
-// outlast returns a context that ends some time after ctx.
-func outlast(ctx context.Context, by time.Duration) (context.Context, context.CancelFunc) {
-	late, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	stop := context.AfterFunc(ctx, func() { time.AfterFunc(by, cancel) })
-	return late, func() { stop(); cancel() }
-}
-
 // failure records why a transaction failed, because its function may hide the error.
 type failure struct {
 	conn *pgconn.PgConn
@@ -220,8 +203,7 @@ type failure struct {
 	last func() error // returns the error of the last statement whose result is read by the caller
 }
 
-// note records the errors of the last statement and of this one. A statement in a failed
-// transaction has an error that does not say why.
+// note records the errors of the last statement and of this one, unless they only say that the transaction has failed.
 func (f *failure) note(err error) {
 	if f.last != nil {
 		last := f.last
@@ -233,8 +215,7 @@ func (f *failure) note(err error) {
 	}
 }
 
-// cause returns the error that put the transaction into the failed state, or nil if the transaction
-// is in another state.
+// cause returns the error that put the transaction into the failed state, or nil if it is not in that state.
 func (f *failure) cause() error {
 	if f.conn.TxStatus() != 'E' {
 		return nil
@@ -245,8 +226,7 @@ func (f *failure) cause() error {
 	return f.err
 }
 
-// usable returns an error if ctx has ended, or if fn left the transaction in a state that cannot be
-// committed.
+// usable returns an error if ctx has ended, or if fn left a transaction that cannot be committed.
 func (f *failure) usable(ctx context.Context) error {
 	switch {
 	case ctx.Err() != nil:

@@ -35,10 +35,10 @@ type unit struct {
 	failed   int       // message or part of the failed statement of the batch
 }
 
-func (db *Provider) newUnit(u provider.Unit) *unit {
+func (db *Provider) newUnit(u provider.Unit, queues bool) *unit {
 	u.Generation = u.Build().Generation
 	u.Messages = withMarkerIDs(u.Messages)
-	return &unit{Unit: u, db: db, acquire: db.lease, now: -1}
+	return &unit{Unit: u, db: db, acquire: db.lease, queues: queues, now: -1}
 }
 
 // leased is a connection of the pool, for a unit.
@@ -74,22 +74,19 @@ func (db *Provider) Keeps() provider.Keeps {
 	return provider.Keeps{Atomic: true, Markers: true, Output: true, DryRun: true, Tables: true, Reset: true}
 }
 
-// Do implements provider.Units at READ COMMITTED. One round trip opens the unit, or two if it has more than 16
-// messages and a lane of its projector is held. run's tx refuses Commit and Rollback; its Begin makes
-// savepoints. For a unit with Switch:
+// Do implements provider.Units at READ COMMITTED. One round trip opens the unit, or two if it has more than 16 messages and a
+// lane of its projector is held. run's tx refuses Commit and Rollback; its Begin makes savepoints. For a unit with Switch:
 //   - With Snapshot the transaction is REPEATABLE READ.
-//   - A lock that is not free within a second is CodeBusy, and one of a table of Reset, Rename and
-//     Show within 300 ms: less than the default of deadlock_timeout, so that a reader who has locked
-//     some of these tables gets no error. Readers of these tables wait until the unit ends.
+//   - A lock that is not free within a second is CodeBusy, and one of a table of Reset, Rename and Show within 300 ms: less than
+//     the default of deadlock_timeout, so that a reader who has locked some of these tables gets no error. Readers wait until the
+//     unit ends.
 //   - Reset truncates: a transaction with an older snapshot then finds the tables empty.
-//   - The role must own the tables of Rename and the existing views of Show, and must have the
-//     rights to truncate those of Reset and to create views.
-//   - If a view of Show must be dropped to change its columns, no other view may depend on it.
-//     Its owner, options and grants are restored, except grants on columns that it has no longer.
-//     If the type of a column changes, a prepared statement that reads the view fails once ("0A000").
-//     If a renamed table had the name of the view, those who could read the table can read the view.
+//   - The role must own the tables of Rename and the existing views of Show, and may truncate those of Reset and create views.
+//   - If a view of Show must be dropped to change its columns, no other view may depend on it. Its owner, options and grants are
+//     restored, except grants on columns that it has no longer. If the type of a column changes, a prepared statement that reads
+//     the view fails once ("0A000"). If a renamed table had its name, those who could read the table can read the view.
 func (db *Provider) Do(ctx context.Context, u provider.Unit, run func(ctx context.Context, tx pgx.Tx, found provider.Found) (provider.Closing, error)) error {
-	w := db.newUnit(u)
+	w := db.newUnit(u, false)
 	return w.do(ctx, func(tx pgx.Tx) (provider.Closing, error) {
 		w.found.Begin = func(message int) {
 			if tx.Conn().PgConn().TxStatus() != 'E' {
@@ -100,8 +97,7 @@ func (db *Provider) Do(ctx context.Context, u provider.Unit, run func(ctx contex
 	})
 }
 
-// do opens the unit, calls run, and closes the unit with one round trip. It commits unless the
-// unit is a dry run or an error occurs.
+// do opens the unit, calls run, and closes the unit with one round trip. A dry run is not committed.
 func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) (provider.Closing, error)) (err error) {
 	if w.Switch != nil {
 		if err := provider.CheckSwitch(&w.Unit); err != nil {
@@ -134,10 +130,10 @@ func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) (provider.Closing, er
 		return err
 	}
 	closing, err := w.handle(ctx, conn, tx, run)
-	if err != nil {
-		return err
+	if err == nil {
+		err = w.close(ctx, conn, tx, closing)
 	}
-	if err := w.close(ctx, conn, tx, closing); err != nil {
+	if err != nil {
 		return err
 	}
 	if w.DryRun != nil {
@@ -213,8 +209,7 @@ func commit(ctx context.Context, tx pgx.Tx) error {
 	return class(err)
 }
 
-// usable returns an error if ctx has ended, or if the handlers left the transaction in a state
-// that cannot be committed.
+// usable returns an error if ctx has ended, or if the handlers left a transaction that cannot be committed.
 func (w *unit) usable(ctx context.Context, conn *pgx.Conn) error {
 	switch pg := conn.PgConn(); {
 	case ctx.Err() != nil:
@@ -242,12 +237,11 @@ func ended(ctx context.Context) error {
 // grace is how long a handler has to return after its context has ended.
 const grace = time.Second
 
-// watch calls f, which uses the connection, and reports whether the connection was lost. If f
-// has not returned within grace after the end of ctx, watch closes the connection: the server
-// rolls the transaction back, and the pool can open another connection. It closes only the
-// network connection, because f may be using the rest. If f only waits for the server, interrupt
-// requests cancellation from the end of ctx on, repeatedly, because a request that comes too
-// early is lost. A late request may hit the next statement, so the connection is closed then too.
+// watch calls f, which uses the connection, and reports whether the connection was lost. If f has not returned within grace
+// after the end of ctx, watch closes the network connection, because f may be using the rest: the server rolls the transaction
+// back, and the pool can open another one. If f only waits for the server, interrupt requests cancellation from the end of ctx
+// on, repeatedly, because a request that comes too early is lost. A late one may hit the next statement: the connection is
+// closed then too.
 func watch(ctx context.Context, conn *leased, interrupt bool, f func()) (lost bool) {
 	broken := false
 	returned, watched := make(chan struct{}), make(chan struct{})
@@ -310,9 +304,8 @@ type heldTx struct{ pgx.Tx }
 func (heldTx) Commit(context.Context) error   { return ErrHeld }
 func (heldTx) Rollback(context.Context) error { return ErrHeld }
 
-// Exec refuses statements that end the transaction. It does not catch those sent through Conn or
-// behind a comment. The owner then notices that its transaction has ended, unless another one was
-// begun in its place.
+// Exec refuses statements that end the transaction, except those sent through Conn or behind a comment. The owner then
+// notices that its transaction has ended, unless another one was begun in its place.
 func (t heldTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
 	if endsTx(sql) {
 		return pgconn.CommandTag{}, ErrHeld
