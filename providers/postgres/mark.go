@@ -158,7 +158,9 @@ func without(seqs, done []int64) (rest []int64) {
 func (db *Provider) mark(ctx context.Context, sql string, seqs []int64, args ...any) (done []int64, err error) {
 	crash.Point("mark: before")
 	rows, _ := db.pool.Query(ctx, db.q(sql), append([]any{planned, seqs}, args...)...) // the rows return its error too
-	done, err = pgx.AppendRows(make([]int64, 0, len(seqs)), rows, pgx.RowTo[int64])
+	done = make([]int64, 0, len(seqs))
+	var id int64
+	err = eachRow(rows, []any{&id}, func() { done = append(done, id) })
 	crash.Point("mark: after")
 	return done, wrap("mark entries", explain(err))
 }

@@ -288,16 +288,16 @@ where c.contype = 'f' and c.conparentid = 0 order by x.n, c.conname`
 	// Foreign keys that the tables $1 of a new generation do not allow, and those of other tables to the tables $2. The names of
 	// $1 without a number are those of the views.
 	referencesSQL = `
-with t as (
+with t as (select to_regclass(n)::oid as id from unnest($2::text[]) n),
+g as (
 	select c.oid, c.relnamespace, regexp_replace(c.relname, '_g[0-9]+$', '') as plain
 	from unnest($1::text[]) n join pg_class c on c.oid = to_regclass(n)),
-r as (select to_regclass(n)::oid as id from unnest($2::text[]) n),
 k as (
-	select x.oid as child, y.oid as parent, x.oid in (select oid from t) as isnew, y.oid in (select oid from t) as tonew,
-		(x.relnamespace, regexp_replace(x.relname, '_g[0-9]+$', '')) in (select relnamespace, plain from t) as isours,
-		(y.relnamespace, regexp_replace(y.relname, '_g[0-9]+$', '')) in (select relnamespace, plain from t) as toours,
-		(y.relnamespace, y.relname::text) in (select relnamespace, plain from t) as toplain,
-		k.confrelid in (select id from r) and k.conrelid not in (select id from r) as torenamed
+	select x.oid as child, y.oid as parent, x.oid in (select oid from g) as isnew, y.oid in (select oid from g) as tonew,
+		(x.relnamespace, regexp_replace(x.relname, '_g[0-9]+$', '')) in (select relnamespace, plain from g) as isours,
+		(y.relnamespace, regexp_replace(y.relname, '_g[0-9]+$', '')) in (select relnamespace, plain from g) as toours,
+		(y.relnamespace, y.relname::text) in (select relnamespace, plain from g) as toplain,
+		k.confrelid in (select id from t) and not exists (select from t where id = k.conrelid) as torenamed
 	from pg_constraint k join pg_class x on x.oid = coalesce(pg_partition_root(k.conrelid)::oid, k.conrelid) join pg_class y on y.oid = k.confrelid
 	where k.contype = 'f' and k.conparentid = 0)
 select child::regclass::text, parent::regclass::text, case
