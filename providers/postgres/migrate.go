@@ -208,8 +208,7 @@ from (select) one left join pg_namespace n on n.nspname = $1::text`
 // ErrReadOnly: the server is a standby, or the session's transactions are read-only.
 var ErrReadOnly = errors.New("the database is read-only: connect to the primary (target_session_attrs=read-write), without default_transaction_read_only")
 
-// RightsError is the error of Ready if the role of the pool's sessions lacks rights that the service
-// always needs.
+// RightsError is the error of Ready if the sessions' role lacks rights that the service always needs.
 type RightsError struct {
 	Role    string
 	Missing []string // "usage on schema kinora", "insert on kinora.events"

@@ -25,8 +25,7 @@ const (
 	notifyLast  = time.Second // for the last one, for which Close waits
 )
 
-// A notification has a separate transaction, because PostgreSQL commits notifying transactions
-// one after another.
+// A notification has a separate transaction: PostgreSQL commits notifying ones one after another.
 const notifySQL = `select pg_notify($1::text, $2::text)`
 
 // channel returns the channel of this schema's notifications. Channels belong to a database. A

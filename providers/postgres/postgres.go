@@ -246,8 +246,7 @@ func (w *waker) signal() {
 	}
 }
 
-// Enqueued implements provider.Waker. Appends and units through this DB signal, and a Listener
-// signals for entries of other processes.
+// Enqueued implements provider.Waker. Appends and units through this DB signal, and a Listener for other processes.
 func (db *Provider) Enqueued() <-chan struct{} { return db.wake.listen() }
 
 // connect opens a connection outside the pool, configured like those of the pool.
@@ -328,8 +327,7 @@ intersect into is isnull join lateral leading left like limit localtime localtim
 order outer overlaps placing primary references returning right select session_user similar some symmetric system_user table
 tablesample then to trailing true union unique user using variadic verbose when where window with`)
 
-// checkSchema returns an *eventstore.InvalidError for a name that SQL does not accept without quotes,
-// and for a name of PostgreSQL's own schemas.
+// checkSchema returns an *eventstore.InvalidError for a name that SQL does not accept without quotes, or PostgreSQL has.
 func checkSchema(name string) error {
 	if err := provider.CheckName("schema", name); err != nil {
 		return err

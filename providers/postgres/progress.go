@@ -374,8 +374,7 @@ func generationColumns(g *provider.Generation) []any {
 	return []any{&g.Projector, &g.Generation, &g.Revision, &g.State, (*[]byte)(&g.Data), scanTime(&g.CreatedAt), scanTime(&g.ChangedAt)}
 }
 
-// SetGeneration implements provider.Builds. If it changes the mode of a checkpoint, it waits for open
-// units as SetCheckpoint does.
+// SetGeneration implements provider.Builds. To change the mode of a checkpoint it waits for units as SetCheckpoint does.
 func (db *Provider) SetGeneration(ctx context.Context, g provider.Generation) (set bool, err error) {
 	if err := provider.CheckGeneration(g); err != nil {
 		return false, wrap("set the generation", err)

@@ -14,8 +14,7 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// SQL runs units for handlers of *sql.Tx. A unit uses a connection of the DB's pool, by pgx's driver
-// of database/sql.
+// SQL runs units for handlers of *sql.Tx, on a connection of the DB's pool, by pgx's driver of database/sql.
 type SQL struct{ *DB }
 
 // SQL returns the provider for handlers of *sql.Tx, and for those of sqlx, GORM and sqlc, which accept

@@ -160,8 +160,7 @@ func (db *Provider) DeleteTasks(ctx context.Context, keep provider.TaskRetention
 	return n, classifyOwn(ctx, err)
 }
 
-// TasksDue implements provider.TaskWaker. ChangeTasks, units, Transact and Wake signal, and a
-// Listener signals for tasks of other processes.
+// TasksDue implements provider.TaskWaker. ChangeTasks, units, Transact and Wake signal, and a Listener for other processes.
 func (db *Provider) TasksDue() <-chan struct{} { return db.due.listen() }
 
 const (
