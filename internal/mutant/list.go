@@ -227,7 +227,7 @@ var stores = []Mutant{
 		err = d.writeTx(ctx, func(u *unit) error { return a.writeEntries(ctx, u.session, at, at.Log+"/") })
 	}
 `},
-			{File: "providers/postgres/append.go", Old: `	at, err := a.tryUntilKnown(ctx, shared)
+			{File: "providers/postgres/append.go", Old: `	at, err := a.tryUntilKnown(ctx, send)
 `, New: `	if a.entries {
 		noEntries := &DB{&Provider{pool: db.pool, cfg: Config{Schema: db.cfg.Schema}}}
 		if a, err = noEntries.newAppend(ctx, db.pool, stream, expected, events); err != nil {
@@ -245,7 +245,7 @@ var stores = []Mutant{
 		}
 		return at, pgx.BeginFunc(ctx, db.pool, func(tx pgx.Tx) error { return db.InTx(tx).Enqueue(ctx, out...) })
 	}
-	at, err := a.tryUntilKnown(ctx, shared)
+	at, err := a.tryUntilKnown(ctx, send)
 `},
 		},
 		Tests: []Test{{"./providers/sqlite", "TestEventsAndEntriesCommitTogether"}},

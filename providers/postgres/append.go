@@ -321,19 +321,19 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 	if err != nil {
 		return eventstore.Appended{}, err
 	}
-	at, err := a.tryUntilKnown(ctx, shared)
+	send := a.tryOnce
+	if shared {
+		send = a.share
+	}
+	at, err := a.tryUntilKnown(ctx, send)
 	if err == nil && !at.Replayed {
 		db.appended(a.entries)
 	}
 	return at, err
 }
 
-// tryUntilKnown tries an append until its outcome is known, or there is no hope. Only the first try may share a transaction.
-func (a *appending) tryUntilKnown(ctx context.Context, shared bool) (eventstore.Appended, error) {
-	send := a.tryOnce
-	if shared {
-		send = a.share
-	}
+// tryUntilKnown tries an append until its outcome is known, or there is no hope: first by send, and then alone.
+func (a *appending) tryUntilKnown(ctx context.Context, send func(context.Context) (eventstore.Appended, bool, error)) (eventstore.Appended, error) {
 	ambiguous := false // an earlier try may have been executed
 	for try := 1; ; try++ {
 		at, sent, err := send(ctx)
