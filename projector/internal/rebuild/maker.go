@@ -255,12 +255,17 @@ func (m *Maker) BeginScratch(ctx context.Context, rate int) (*generation.Row, er
 		return nil, err
 	}
 	live := generation.Live(all)
-	if build := generation.Find(all, (*generation.Row).IsBuild); build != nil {
-		if build.How != generation.Scratch {
-			return nil, fmt.Errorf("%w: generation %d is being built (%s)", model.ErrGeneration, build.Generation, build.How)
-		}
-		if err := m.EndScratch(ctx, build); err != nil { // its process was killed: it lost its lease
-			return nil, err
+	for _, g := range all {
+		switch {
+		case g.IsBuild() && g.How != generation.Scratch:
+			return nil, fmt.Errorf("%w: generation %d is being built (%s)", model.ErrGeneration, g.Generation, g.How)
+		case g.How != generation.Scratch || g.Cleared:
+		default: // its process was killed, and lost its lease, or its tables could not be dropped
+			if err := m.EndScratch(ctx, g); err != nil && g.IsBuild() {
+				return nil, err
+			} else if err != nil {
+				m.Host.Report(slog.LevelWarn, "the tables of an earlier verification not dropped", err, "projector", g.Projector, "generation", g.Generation)
+			}
 		}
 	}
 	if !live.Takes(m.Projector.Version) {
