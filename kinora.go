@@ -13,7 +13,15 @@ package kinora
 import (
 	"context"
 	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
 	"sync"
+	"time"
+
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // Service is a relay, a runner, or another long-running part of a program.
@@ -120,4 +128,160 @@ func Run(ctx context.Context, services ...Service) error {
 	case <-g.Ended():
 	}
 	return g.Stop()
+}
+
+// ErrNoRoute: a relay has a store without a Route, so nothing is published to a topic that a runner
+// started with it subscribes to. Start returns it before any service runs.
+var ErrNoRoute = errors.New("events of this store are not published: its Config has no Route: set outbox.ByCategory, " +
+	"or the Route of the processes that append, or let the runner read FromLog")
+
+// entriesLimit is how long the look for entries of a topic may take.
+const entriesLimit = 5 * time.Second
+
+// wiring is how services started together are connected.
+type wiring struct {
+	relays  []provider.RelayWiring
+	runners []provider.RunnerWiring
+}
+
+// checkWiring returns ErrNoRoute, or warns of what is not connected.
+func checkWiring(ctx context.Context, services []Service) error {
+	var w wiring
+	for _, s := range services {
+		switch s := s.(type) {
+		case interface{ Wiring() provider.RelayWiring }:
+			w.relays = append(w.relays, s.Wiring())
+		case interface{ Wiring() provider.RunnerWiring }:
+			w.runners = append(w.runners, s.Wiring())
+		}
+	}
+	if len(w.relays) == 0 || len(w.runners) == 0 {
+		return nil
+	}
+	for _, runner := range w.runners {
+		missing, err := w.withoutRoute(ctx, runner)
+		if err != nil {
+			return err
+		}
+		if len(missing) > 0 {
+			runner.Logger.Warn("nothing is routed to topics that this runner subscribes to: compare them with the Route of the store. "+
+				"Ignore this if another process publishes to them", "topics", missing)
+		}
+	}
+	for _, relay := range w.relays {
+		if untaken := w.untaken(relay); len(untaken) > 0 {
+			relay.Logger.Warn("events of these categories are published, but no projector started with this relay takes them from their "+
+				"topics. Ignore this if another process does", "categories", untaken)
+		}
+	}
+	return nil
+}
+
+// withoutRoute returns the topics of a runner that nothing is routed to. Only topics of these are
+// looked at:
+//   - The runner has no Decoder, and no service has OnEmit: their messages have any topics.
+//   - The runner subscribes to what a relay publishes, as far as this process knows it: the
+//     subscriber is the publisher, or a repository appends events that the projectors take.
+func (w wiring) withoutRoute(ctx context.Context, runner provider.RunnerWiring) (missing []string, err error) {
+	if runner.Decodes || slices.ContainsFunc(w.runners, func(r provider.RunnerWiring) bool { return r.Emits }) {
+		return nil, nil
+	}
+	for _, topic := range runner.Topics {
+		is := unknown
+		for _, relay := range w.relays {
+			is = max(is, routed(ctx, relay, runner, topic))
+		}
+		switch is {
+		case never:
+			return nil, fmt.Errorf("start: topic %q: %w", topic, ErrNoRoute)
+		case no:
+			missing = append(missing, topic)
+		}
+	}
+	return missing, nil
+}
+
+// routing says whether a relay publishes to a topic. Of several relays the greatest one counts.
+type routing int
+
+const (
+	unknown routing = iota
+	no
+	never // and the runner requires it: the store has no route
+	yes
+)
+
+func routed(ctx context.Context, relay provider.RelayWiring, runner provider.RunnerWiring, topic string) routing {
+	routes := provider.RoutesOf(relay.Store)
+	if routes == nil || isPattern(topic) {
+		return unknown
+	}
+	categories := routes.Categories()
+	isPublishers, takesOwn := isSame(relay.Publisher, runner.Subscriber), false
+	for category, types := range categories {
+		topics, ok := routes.TopicsOf(category)
+		switch {
+		case !ok:
+			return unknown
+		case slices.Contains(topics, topic):
+			return yes
+		case intersect(types, runner.Takes):
+			takesOwn, isPublishers = true, isPublishers || category == topic
+		}
+	}
+	canTell := takesOwn || isPublishers && (len(categories) > 0 || !routes.HasRoute())
+	switch {
+	case !canTell || hasEntries(ctx, relay.Store, topic):
+		return unknown
+	case isPublishers && !routes.HasRoute():
+		return never
+	}
+	return no
+}
+
+// hasEntries reports whether the outbox has entries of a topic, or cannot be read.
+func hasEntries(ctx context.Context, store provider.Outbox, topic string) bool {
+	s, ok := store.(outbox.Inspector)
+	if !ok {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, entriesLimit)
+	defer cancel()
+	found, err := s.Entries(ctx, provider.EntryFilter{Topic: topic, Limit: 1})
+	return err != nil || len(found) > 0
+}
+
+// untaken returns the categories with a route of a relay's store whose events no runner takes.
+func (w wiring) untaken(relay provider.RelayWiring) (categories []string) {
+	routes := provider.RoutesOf(relay.Store)
+	if routes == nil || !routes.HasRoute() {
+		return nil
+	}
+	for category, types := range routes.Categories() {
+		topics, _ := routes.TopicsOf(category)
+		topics = slices.DeleteFunc(topics, func(topic string) bool { return relay.Topics != nil && !slices.Contains(relay.Topics, topic) })
+		isTaken := slices.ContainsFunc(w.runners, func(r provider.RunnerWiring) bool {
+			if !intersect(types, r.Takes) {
+				return false
+			}
+			return r.FromLog || r.Topics == nil || intersect(topics, r.Topics) || slices.ContainsFunc(r.Topics, isPattern)
+		})
+		if len(topics) > 0 && !isTaken {
+			categories = append(categories, category)
+		}
+	}
+	slices.Sort(categories)
+	return categories
+}
+
+// isPattern reports whether a subscribed topic may stand for several, in the way of some broker.
+func isPattern(topic string) bool { return strings.ContainsAny(topic, "*#>^+") }
+
+func intersect(a, b []string) bool {
+	return slices.ContainsFunc(a, func(s string) bool { return slices.Contains(b, s) })
+}
+
+// isSame reports whether a publisher is also the subscriber.
+func isSame(a, b any) bool {
+	return a != nil && b != nil && reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
 }

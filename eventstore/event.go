@@ -3,6 +3,8 @@ package eventstore
 import (
 	"context"
 	"errors"
+	"reflect"
+	"strings"
 	"time"
 )
 
@@ -99,3 +101,90 @@ type LogFilter struct {
 // ErrUnsafeLog: a log cannot be read here without the risk to skip events, for example on a
 // replica.
 var ErrUnsafeLog = errors.New("the log cannot be read safely here")
+
+// JoinID joins parts to one aggregate id, such as "42" and "ann" to "42-ann". Different parts
+// give different ids: a "-" inside a part becomes "~-", and a "~" becomes "~~". SplitID is the
+// inverse.
+func JoinID(parts ...string) string {
+	var b strings.Builder
+	for i, p := range parts {
+		if i > 0 {
+			b.WriteByte('-')
+		}
+		for j := range len(p) {
+			if p[j] == '-' || p[j] == '~' {
+				b.WriteByte('~')
+			}
+			b.WriteByte(p[j])
+		}
+	}
+	return b.String()
+}
+
+// SplitID returns the parts of an id that JoinID made. Another id, with a "~" before something
+// other than "-" or "~", is an error.
+func SplitID(id string) ([]string, error) {
+	var parts []string
+	var b strings.Builder
+	for i := 0; i < len(id); i++ {
+		switch c := id[i]; c {
+		case '-':
+			parts = append(parts, b.String())
+			b.Reset()
+		case '~':
+			i++
+			if i == len(id) || id[i] != '-' && id[i] != '~' {
+				return nil, errors.New(`split id: "~" must be followed by "-" or "~"`)
+			}
+			b.WriteByte(id[i])
+		default:
+			b.WriteByte(c)
+		}
+	}
+	return append(parts, b.String()), nil
+}
+
+// StreamName returns "category-id". Stores check the category and the length when the name is
+// used: the category must match ^[a-z][a-z0-9_]{0,40}$, and the name has at most 255 bytes.
+func StreamName(category, id string) string { return category + "-" + id }
+
+// TypeEnded is the stored name of Ended.
+const TypeEnded = "kinora.ended"
+
+// Ended is the last event of a stream, which ends it for ever. Return it last:
+//
+//		repo.Update(ctx, id, func(r *Review) ([]any, error) { return []any{Withdrawn{}, eventstore.Ended{}}, nil })
+//
+//	  - After it, every append to the stream is ErrStreamEnded, also a concurrent one.
+//	  - Every table of types has it. The route publishes it like the other events of the stream.
+//	  - A projector whose read model has rows of the stream handles it like any event, with
+//	    projector.On of an Event[Ended], and deletes them. It gets the ends of all categories that it reads.
+//	    Handlers of an interface do not get it.
+//	  - Apply of an aggregate gets it too. Load of a stream that has ended still returns the aggregate; once
+//	    the stream is archived, only Ended was applied to it.
+//	  - Archive deletes the events before it. Then readers of the log, and so a rebuild, get only Ended: its
+//	    handler must accept that there are no rows.
+type Ended struct{}
+
+var endedType = reflect.TypeFor[Ended]()
+
+var (
+	// ErrStreamEnded: the stream has ended, so nothing can be appended to it.
+	ErrStreamEnded = errors.New("the stream has ended")
+	// ErrNotEnded: only the events of a stream that has ended can be archived.
+	ErrNotEnded = errors.New("the stream has not ended: append Ended first")
+	// ErrNotPassed: projectors have not applied the events that are to be archived. The error names them.
+	ErrNotPassed = errors.New("projectors have not applied the events of the stream")
+)
+
+// ArchiveOptions are the options of Archive. The zero value is the default.
+type ArchiveOptions struct {
+	// Ignore are projectors that need not have passed the stream: those that no longer run, and those
+	// whose checkpoint is in another database, such as Redis. For these, ask Projector.Wait before.
+	Ignore []string
+}
+
+// ends reports whether the last of the events is Ended.
+func ends(events []any) bool {
+	return len(events) > 0 && reflect.TypeOf(events[len(events)-1]) == endedType
+}

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -307,4 +308,46 @@ func (c CommandID) outcome(ctx context.Context, store Store, stream string) (App
 		return Appended{}, fmt.Errorf("%w: an event of the command is not in stream %s", ErrEventIDReused, stream)
 	}
 	return at, nil
+}
+
+// keyedMutex has one mutex per name in use.
+type keyedMutex struct {
+	mu    sync.Mutex
+	locks map[string]*countedLock
+}
+
+// countedLock is locked while its channel, of size 1, is full.
+type countedLock struct {
+	locked chan struct{}
+	users  int // goroutines that hold it or wait for it
+}
+
+// lock locks name. It reports false if ctx ends first.
+func (m *keyedMutex) lock(ctx context.Context, name string) (unlock func(), ok bool) {
+	m.mu.Lock()
+	l := m.locks[name]
+	if l == nil {
+		if m.locks == nil {
+			m.locks = map[string]*countedLock{}
+		}
+		l = &countedLock{locked: make(chan struct{}, 1)}
+		m.locks[name] = l
+	}
+	l.users++
+	m.mu.Unlock()
+	select {
+	case l.locked <- struct{}{}:
+		return func() { <-l.locked; m.forget(name, l) }, true
+	case <-ctx.Done():
+		m.forget(name, l)
+		return nil, false
+	}
+}
+
+func (m *keyedMutex) forget(name string, l *countedLock) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if l.users--; l.users == 0 {
+		delete(m.locks, name)
+	}
 }

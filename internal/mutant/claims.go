@@ -54,7 +54,7 @@ var claims = []Mutant{
 	{
 		Name:  "another_limit",
 		What:  "the default limit of attempts is 9",
-		Edits: []Edit{{File: "claim/backoff.go", Old: "cmp.Or(b.Attempts, 8)", New: "cmp.Or(b.Attempts, 9)"}},
+		Edits: []Edit{{File: "claim/claim.go", Old: "cmp.Or(b.Attempts, 8)", New: "cmp.Or(b.Attempts, 9)"}},
 		Tests: []Test{{"./claim", "TestBackoffIsExhaustedAtItsLimit"}, {"./outbox", "TestRelayBackoffScheduleThenAbandoned"}},
 	},
 	{

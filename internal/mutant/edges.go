@@ -5,7 +5,7 @@ var edges = []Mutant{
 	{
 		Name:  "start_no_wiring",
 		What:  "Start does not look at subscribed topics",
-		Edits: []Edit{{File: "wiring.go", Old: "range runner.Topics {", New: "range runner.Topics[:0] {"}},
+		Edits: []Edit{{File: "kinora.go", Old: "range runner.Topics {", New: "range runner.Topics[:0] {"}},
 		Tests: []Test{{".", "TestStartReportsWhatIsNotConnected"}, {".", "TestStartRefusesARelayWithoutARoute"}},
 	},
 	{

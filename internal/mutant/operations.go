@@ -11,7 +11,7 @@ var operations = []Mutant{
 	{
 		Name:  "pause_worker",
 		What:  "deliveries are applied to a paused projector",
-		Edits: []Edit{{File: "projector/internal/deliver/worker.go", Old: "\t\t\tw.awaitResume(ctx)\n", New: ""}},
+		Edits: []Edit{{File: "projector/internal/deliver/pool.go", Old: "\t\t\tw.awaitResume(ctx)\n", New: ""}},
 		Tests: []Test{{"./admin", "TestAPausedProjectorAppliesNothing/broker"}},
 	},
 	{

@@ -51,7 +51,7 @@ var readers = []Mutant{
 	{
 		Name:  "earlier_not_brought",
 		What:  "with Ordered, a delivery does not bring the earlier events of its stream",
-		Edits: []Edit{{File: "projector/internal/deliver/worker.go", Old: "if err == nil && p.Rules.Ordered {", New: "if err == nil && p.Rules.Ordered && !p.Logged {"}},
+		Edits: []Edit{{File: "projector/internal/deliver/pool.go", Old: "if err == nil && p.Rules.Ordered {", New: "if err == nil && p.Rules.Ordered && !p.Logged {"}},
 		Tests: []Test{{"./projector", "TestOrderedBringsWhatWasLost"}},
 		Cells: []string{"broker-loses"},
 	},

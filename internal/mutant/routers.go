@@ -23,7 +23,7 @@ var routers = []Mutant{
 	{
 		Name: "handle_before_commit",
 		What: "Runner.Handle returns as soon as a worker has the message",
-		Edits: []Edit{{File: "projector/router.go", Old: `	select {
+		Edits: []Edit{{File: "projector/source.go", Old: `	select {
 	case <-own.Acked():
 		return nil
 	case <-r.ended:

@@ -50,7 +50,7 @@ var tables = []Mutant{
 	{
 		Name:  "long_names",
 		What:  "names that PostgreSQL would cut in a later generation are accepted",
-		Edits: []Edit{{File: "projector/internal/model/scope.go", Old: "n > maxSuffixed {", New: "n > maxSuffixed+1 {"}},
+		Edits: []Edit{{File: "projector/internal/model/projector.go", Old: "n > maxSuffixed {", New: "n > maxSuffixed+1 {"}},
 		Tests: []Test{{"./projector", "TestLongNamesOfTablesAreRefused"}},
 	},
 	{

@@ -233,7 +233,7 @@ var workers = []Mutant{
 	{
 		Name:  "undo_past_failure",
 		What:  "earlier steps are undone although the undo of a later one has failed",
-		Edits: []Edit{{File: "task/undo.go", Old: "		case err != nil:\n			return a.fail(ctx, causeOf(ctx, err))\n		}\n	}\n	a.task = r.task\n", New: "		}\n	}\n	a.task = r.task\n"}},
+		Edits: []Edit{{File: "task/finish.go", Old: "		case err != nil:\n			return a.fail(ctx, causeOf(ctx, err))\n		}\n	}\n	a.task = r.task\n", New: "		}\n	}\n	a.task = r.task\n"}},
 		Tests: []Test{{"./task", "TestUndoStopsAtTheFirstFailure"}},
 	},
 	{
@@ -280,7 +280,7 @@ var workers = []Mutant{
 	{
 		Name:  "paused_limit_ends",
 		What:  "a timer that fires while its limit is paused ends the handler",
-		Edits: []Edit{{File: "task/limit.go", Old: "if l.ended || l.due.IsZero() || now().Before(l.due) {", New: "if l.ended {"}},
+		Edits: []Edit{{File: "task/attempt.go", Old: "if l.ended || l.due.IsZero() || now().Before(l.due) {", New: "if l.ended {"}},
 		Tests: []Test{{"./task", "TestALimitThatIsPausedEndsNothing"}},
 	},
 	{

@@ -5,7 +5,7 @@ var units = []Mutant{
 	{
 		Name:  "ack_early",
 		What:  "deliveries are acknowledged before their unit runs",
-		Edits: []Edit{{File: "projector/internal/deliver/worker.go", Old: "\t\t\tw.deliver(ctx, hard, w.leave(ctx, w.locate(ctx, w.collect(m))))\n", New: "\t\t\tmsgs := w.collect(m)\n\t\t\tfor _, m := range msgs {\n\t\t\t\tm.Done()\n\t\t\t}\n\t\t\tw.deliver(ctx, hard, w.leave(ctx, w.locate(ctx, msgs)))\n"}},
+		Edits: []Edit{{File: "projector/internal/deliver/pool.go", Old: "\t\t\tw.deliver(ctx, hard, w.leave(ctx, w.locate(ctx, w.collect(m))))\n", New: "\t\t\tmsgs := w.collect(m)\n\t\t\tfor _, m := range msgs {\n\t\t\t\tm.Done()\n\t\t\t}\n\t\t\tw.deliver(ctx, hard, w.leave(ctx, w.locate(ctx, msgs)))\n"}},
 		Tests: []Test{{"./projector", "TestNoMessageIsAckedBeforeItsCommit"}},
 		Cells: []string{"kill"},
 	},
@@ -24,13 +24,13 @@ var units = []Mutant{
 	{
 		Name:  "no_group_commit",
 		What:  "messages that arrive while a unit runs do not share the next unit: each has its own",
-		Edits: []Edit{{File: "projector/internal/deliver/worker.go", Old: "if len(msgs) == most {", New: "if len(msgs) >= 1 {"}},
+		Edits: []Edit{{File: "projector/internal/deliver/pool.go", Old: "if len(msgs) == most {", New: "if len(msgs) >= 1 {"}},
 		Tests: []Test{{"./projector", "TestMessagesThatArriveDuringAUnitShareTheNextOne/all_of_them"}},
 	},
 	{
 		Name:  "twice_in_unit",
 		What:  "a unit may contain a message twice",
-		Edits: []Edit{{File: "projector/internal/deliver/worker.go", Old: "twice && m.ID != \"\" {", New: "twice && i < 0 {"}},
+		Edits: []Edit{{File: "projector/internal/deliver/pool.go", Old: "twice && m.ID != \"\" {", New: "twice && i < 0 {"}},
 		Tests: []Test{{"./projector", "TestDuplicateIDInAUnitRunsOnce/markers_true"}},
 	},
 	{
@@ -78,7 +78,7 @@ var units = []Mutant{
 	{
 		Name:  "no_hold",
 		What:  "a delivery passes a parked message of its key",
-		Edits: []Edit{{File: "projector/internal/unit/fate.go", Old: "case m.Parked == nil && f.found.Held[i], f.stopped[m.Lane]:", New: "case f.stopped[m.Lane]:"}},
+		Edits: []Edit{{File: "projector/internal/unit/handle.go", Old: "case m.Parked == nil && f.found.Held[i], f.stopped[m.Lane]:", New: "case f.stopped[m.Lane]:"}},
 		Tests: []Test{{"./projector", "TestFailedMessageIsParkedAtOnceAndHoldsItsKey/until_it_is_applied"}},
 	},
 	{
@@ -226,7 +226,7 @@ var units = []Mutant{
 	{
 		Name:  "suspect_no_barrier",
 		What:  "messages of a suspect's key do not wait for it in its own unit",
-		Edits: []Edit{{File: "projector/internal/unit/fate.go", Old: "f.found.Held[i], f.stopped[m.Lane]:", New: "f.found.Held[i]:"}},
+		Edits: []Edit{{File: "projector/internal/unit/handle.go", Old: "f.found.Held[i], f.stopped[m.Lane]:", New: "f.found.Held[i]:"}},
 		Tests: []Test{{"./projector", "TestSuspectIsParkedAndRetriedFromItsRow"}},
 	},
 	{

@@ -35,7 +35,7 @@ var untrusted = []Mutant{
 	{
 		Name:  "forged_message_waits",
 		What:  "a message that is not in the log stops a program that does not feed the live read model",
-		Edits: []Edit{{File: "projector/internal/deliver/worker.go", Old: "m.Position == 0 && !m.IsUnknown", New: "m.Position == 0"}},
+		Edits: []Edit{{File: "projector/internal/deliver/pool.go", Old: "m.Position == 0 && !m.IsUnknown", New: "m.Position == 0"}},
 		Tests: []Test{{"./projector", "TestForgedMessageStopsNoOther"}},
 	},
 	{
