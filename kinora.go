@@ -135,9 +135,6 @@ func Run(ctx context.Context, services ...Service) error {
 var ErrNoRoute = errors.New("events of this store are not published: its Config has no Route: set outbox.ByCategory, " +
 	"or the Route of the processes that append, or let the runner read FromLog")
 
-// entriesLimit is how long the look for entries of a topic may take.
-const entriesLimit = 5 * time.Second
-
 // wiring is how services started together are connected.
 type wiring struct {
 	relays  []provider.RelayWiring
@@ -245,7 +242,7 @@ func hasEntries(ctx context.Context, store provider.Outbox, topic string) bool {
 	if !ok {
 		return false
 	}
-	ctx, cancel := context.WithTimeout(ctx, entriesLimit)
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	found, err := s.Entries(ctx, provider.EntryFilter{Topic: topic, Limit: 1})
 	return err != nil || len(found) > 0

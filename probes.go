@@ -174,8 +174,8 @@ func (h *ready) log(ctx context.Context, head int64) CheckState {
 	if h.movedAt.IsZero() {
 		h.settled, h.movedAt = head, now()
 	}
-	q := provider.LogQuery{After: h.settled, Limit: logPage, NoData: true}
-	for range logPages {
+	q := provider.LogQuery{After: h.settled, Limit: 10_000, NoData: true}
+	for range 10 { // if there are more pages, the log is advancing
 		page, err := h.cfg.Store.LogPage(ctx, q)
 		if err != nil {
 			return CheckState{Name: "log", Reason: reasonOf(err)}
@@ -196,12 +196,6 @@ func (h *ready) log(ctx context.Context, head int64) CheckState {
 	}
 	return is
 }
-
-// A check reads at most this number of pages of events without data. If there are more, the log is advancing.
-const (
-	logPage  = 10_000
-	logPages = 10
-)
 
 func (h *ready) lag(ctx context.Context, p Projector) CheckState {
 	is := CheckState{Name: "lag " + p.Name(), OK: true}
@@ -245,9 +239,6 @@ func now() time.Time { return time.Now() } //nolint:forbidigo // the time betwee
 
 func since(t time.Time) time.Duration { return now().Sub(t) }
 
-// defaultLate is how late a loop may be. It is longer than publishers usually wait for a broker.
-const defaultLate = time.Minute
-
 // LoopState is a loop of a service, as the body of Healthy has it.
 type LoopState struct {
 	Name string  `json:"name"`         // such as "relay", "projector ratings", "handler ratings/posted"
@@ -268,7 +259,7 @@ type LoopState struct {
 // never waits.
 func Healthy(late time.Duration, services ...Service) http.Handler {
 	if late <= 0 {
-		late = defaultLate
+		late = time.Minute // longer than publishers usually wait for a broker
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		all := map[string]time.Duration{}

@@ -1,6 +1,7 @@
 package eventstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -60,18 +61,17 @@ func NewRepository[A Aggregate](
 	}); ok {
 		s.AppendsTo(category, types.Names()) // for the warnings of kinora.Start
 	}
-	r := &Repository[A]{store: store, types: types, category: category, fresh: fresh, retries: 3}
-	if cfg != nil && cfg.Retries != 0 {
-		r.retries = max(cfg.Retries, 0)
+	if cfg == nil {
+		cfg = &RepositoryConfig{}
 	}
-	if cfg != nil {
-		r.observe = cfg.OnUpdate
-		var err error
-		if r.snaps, err = newSnapshots(cfg.Snapshots, reflect.TypeFor[A](), store); err != nil {
-			return nil, fmt.Errorf("repository %s: %w", category, err)
-		}
+	snaps, err := newSnapshots(cfg.Snapshots, reflect.TypeFor[A](), store)
+	if err != nil {
+		return nil, fmt.Errorf("repository %s: %w", category, err)
 	}
-	return r, nil
+	return &Repository[A]{
+		store: store, types: types, category: category, fresh: fresh, retries: max(cmp.Or(cfg.Retries, 3), 0), snaps: snaps, observe: cfg.OnUpdate,
+		streams: keyedMutex{locks: map[string]*countedLock{}},
+	}, nil
 }
 
 // Load applies the events of a stream to a new aggregate, and returns the aggregate with the
@@ -165,8 +165,12 @@ func (r *Repository[A]) run(
 	ctx context.Context, store Store, retries int, id string, decide func(A) ([]any, error), command []CommandID,
 ) (at Appended, err error) {
 	conflicts := 0
-	ctx, end := r.begin(ctx)
-	defer func() { end(at, conflicts, err) }()
+	if r.observe != nil {
+		var end func(at Appended, conflicts int, err error)
+		if ctx, end = r.observe(ctx, r.category); end != nil {
+			defer func() { end(at, conflicts, err) }()
+		}
+	}
 	c, err := theCommand(command)
 	if err != nil {
 		return at, err
@@ -192,20 +196,6 @@ func (r *Repository[A]) run(
 			return at, err
 		}
 	}
-}
-
-// begin calls OnUpdate, if there is one. It returns the context of an update, and a function to call
-// at its end.
-func (r *Repository[A]) begin(ctx context.Context) (context.Context, func(at Appended, conflicts int, err error)) {
-	end := func(Appended, int, error) {}
-	if r.observe == nil {
-		return ctx, end
-	}
-	ctx, observed := r.observe(ctx, r.category)
-	if observed == nil {
-		return ctx, end
-	}
-	return ctx, observed
 }
 
 // update is one attempt. stale reports a conflict, after which another attempt may succeed.
@@ -327,9 +317,6 @@ func (m *keyedMutex) lock(ctx context.Context, name string) (unlock func(), ok b
 	m.mu.Lock()
 	l := m.locks[name]
 	if l == nil {
-		if m.locks == nil {
-			m.locks = map[string]*countedLock{}
-		}
 		l = &countedLock{locked: make(chan struct{}, 1)}
 		m.locks[name] = l
 	}

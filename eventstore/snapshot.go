@@ -292,20 +292,14 @@ func (r *Repository[A]) snapshot(id string, l *loaded[A]) Snapshot {
 // saveSnapshot stores s, unless it is zero. at is the result of the update.
 func (r *Repository[A]) saveSnapshot(ctx context.Context, store Store, at Appended, s Snapshot) error {
 	to, ok := store.(SnapshotStore)
-	if !ok || s.Version == 0 {
+	if !ok || s.Version == 0 || at.Count == 0 { // without the lock of an append, it could wait for another transaction
 		return nil
 	}
-	if at.Count == 0 {
-		return nil // without the lock of an append, it could wait for another transaction
-	}
-	_, inTx := store.(TxStore)
 	err := to.SaveSnapshot(ctx, at.Stream, s)
-	switch {
-	case err == nil:
-		return nil
-	case inTx:
+	if _, inTx := store.(TxStore); inTx && err != nil {
 		return fmt.Errorf("update %s: save the snapshot: %w", at.Stream, err)
+	} else if err != nil {
+		r.snaps.onError(at.Stream, fmt.Errorf("save the snapshot: %w", err))
 	}
-	r.snaps.onError(at.Stream, fmt.Errorf("save the snapshot: %w", err))
 	return nil
 }

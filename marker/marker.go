@@ -19,9 +19,6 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// defaultHorizon is the default of Retention.Horizon: brokers usually keep messages that long.
-const defaultHorizon = 7 * 24 * time.Hour
-
 // margin covers the time between an effect and a later publication of its message, and clocks
 // that differ.
 const margin = 24 * time.Hour
@@ -42,7 +39,7 @@ type Retention struct {
 // WithDefaults returns r with its zero fields filled in. A negative Horizon, and a Window shorter
 // than Horizon and a day, are ErrUnsafe.
 func (r Retention) WithDefaults() (Retention, error) {
-	r.Horizon = cmp.Or(r.Horizon, defaultHorizon)
+	r.Horizon = cmp.Or(r.Horizon, 7*24*time.Hour) // brokers usually keep messages that long
 	if r.Horizon < 0 {
 		return r, fmt.Errorf("%w: horizon %s: must not be negative", ErrUnsafe, r.Horizon)
 	}

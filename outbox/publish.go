@@ -3,7 +3,6 @@ package outbox
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -105,22 +104,17 @@ func (b *batch) find(seq int64) *item {
 // last returns the greatest Seq of the batch.
 func (b *batch) last() int64 { return b.items[len(b.items)-1].Seq }
 
-func (b *batch) breaker(topic string) *breaker {
-	k := b.breakers[topic]
-	if k == nil {
-		k = newBreaker()
-		b.breakers[topic] = k
-	}
-	return k
-}
-
 // publish publishes the batch, each lane in order, and stops a lane at its first failure. It
 // releases the entries that it does not try, and restores their attempts.
 func (b *batch) publish() {
 	defer b.lease.end()
 	defer b.endRenewal()
 	for i := range b.lanes {
-		b.lanes[i].breaker = b.breaker(b.lanes[i].lane.topic)
+		run := &b.lanes[i]
+		if run.breaker = b.breakers[run.lane.topic]; run.breaker == nil {
+			run.breaker = newBreaker()
+			b.breakers[run.lane.topic] = run.breaker
+		}
 	}
 	items := b.abandonMalformed(b.releasePaused(b.all()))
 	for len(items) > 0 && b.mayCall() {
@@ -307,14 +301,12 @@ func (b *batch) failureMarks() []Mark {
 	var marks []Mark
 	for topic, k := range b.breakers {
 		v := k.end(clock())
-		switch {
-		case len(v.failed) == 0:
-		case v.outage > 0:
+		if v.outage > 0 {
 			marks = append(marks, b.outageMarks(topic, v)...)
-		default:
-			for _, f := range v.failed {
-				marks = append(marks, b.failureMark(f))
-			}
+			continue
+		}
+		for _, f := range v.failed {
+			marks = append(marks, b.failureMark(f))
 		}
 	}
 	return marks
@@ -381,7 +373,10 @@ func (b *batch) mark(marks []Mark) {
 		late, err := b.markOnce(marks)
 		if err == nil {
 			b.forget(marks)
-			b.holdBehind(marks)
+			blocks := func(m Mark) bool { return m.To == Abandoned || m.To == Failed && m.After >= holdLong }
+			if slices.ContainsFunc(marks, blocks) { // not before the marks are stored: there is nothing to hold
+				b.holdSoon.Send()
+			}
 			if len(late) > 0 {
 				b.log.Warn("marked too late: another relay has taken over", "entries", len(late))
 			}
@@ -392,15 +387,6 @@ func (b *batch) mark(marks []Mark) {
 		if pauses.Wait(b.lease, pause, nil); b.lease.Err() != nil {
 			return
 		}
-	}
-}
-
-// holdBehind requests that the entries behind failed ones are held, if one of these blocks its key for long.
-// The marks must be stored: before that, there is nothing to hold.
-func (b *batch) holdBehind(marks []Mark) {
-	blocks := func(m Mark) bool { return m.To == Abandoned || m.To == Failed && m.After >= holdLong }
-	if slices.ContainsFunc(marks, blocks) {
-		b.holdSoon.Send()
 	}
 }
 
@@ -424,8 +410,5 @@ func (b *batch) markOnce(marks []Mark) ([]int64, error) {
 	if report != nil {
 		report(marks, len(late), clock().Sub(begin), err)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("mark: %w", err)
-	}
-	return late, nil
+	return late, err
 }

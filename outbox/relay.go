@@ -126,19 +126,10 @@ func (r *Relay) Run(ctx context.Context) (err error) {
 		maintenance.Wait()
 	}()
 	close(r.running)
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-	}
-	drain := time.NewTimer(r.cfg.Drain)
-	defer drain.Stop()
-	select {
-	case <-done:
-		return nil
-	case <-drain.C:
+	if !pauses.Returns(ctx, done, r.cfg.Drain) {
 		return fmt.Errorf("relay: %w: Drain is %s: raise it, or find the call that does not return", ErrDrain, r.cfg.Drain)
 	}
+	return nil
 }
 
 const (

@@ -13,7 +13,6 @@ const (
 	backoffFactor = 10                     // backoff after a wide scan, as a multiple of its duration
 	backoffMax    = 10 * time.Second       // the longest such backoff
 	nearOverlap   = 1000                   // Seqs that a near scan repeats, for commits out of order
-
 )
 
 // scan is the set of entries that a claim considers, in order of cost.

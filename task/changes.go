@@ -51,7 +51,10 @@ func (e *engine[Tx]) flush() {
 	for {
 		select {
 		case p := <-e.changes:
-			batch := e.collect([]*pendingChange{p})
+			batch := []*pendingChange{p}
+			for range min(len(e.changes), changeBatch-1) {
+				batch = append(batch, <-e.changes)
+			}
 			if err := e.apply(batch, min(changeLimit, max(e.cfg.Lease/4, changeMin))); err != nil {
 				e.failed(e.hard, "tasks not changed", err)
 				for _, p := range batch {
@@ -77,19 +80,6 @@ func (e *engine[Tx]) repeat(p *pendingChange, err error) {
 			return
 		}
 	}
-}
-
-func (e *engine[Tx]) collect(batch []*pendingChange) []*pendingChange {
-	for len(batch) < changeBatch {
-		select {
-		case p := <-e.changes:
-			batch = append(batch, p)
-			continue
-		default:
-		}
-		break
-	}
-	return batch
 }
 
 // apply applies changes in one statement, and replies to them if that succeeds.

@@ -68,7 +68,7 @@ func (a *attempt[Tx]) fail(ctx context.Context, cause error) ending {
 	case isPermanent(cause):
 		c.To = Abandoned
 	case isUncounted(cause) && !errors.Is(cause, errDeadline):
-		c.To, c.After = Pending, uncountedPause
+		c.To, c.After = Pending, time.Second // for example an outage
 	case a.cfg.Backoff.Exhausted(attempts):
 		c.To = Abandoned
 	default:
@@ -78,9 +78,6 @@ func (a *attempt[Tx]) fail(ctx context.Context, cause error) ending {
 	end.err = errors.Join(cause, end.err)
 	return end
 }
-
-// uncountedPause is the pause after a failure that is not counted, for example an outage.
-const uncountedPause = time.Second
 
 func (a *attempt[Tx]) end(c provider.TaskChange) ending {
 	c.ID, c.Token = a.task.ID, a.task.Token

@@ -64,9 +64,6 @@ func (a *attempt[Tx]) finishIn(ctx context.Context, clock *limit, out json.RawMe
 // unitTries is how often a unit runs if it conflicts with other writers. The last conflict counts.
 const unitTries = 20
 
-// turnWait is how long a unit waits for its turn.
-const turnWait = 5 * time.Second
-
 // unit runs fn in a transaction. After a conflict it runs again at once: that is not the fault of
 // the task. These runs take turns in this process, because units that conflicted once would do so
 // again.
@@ -80,7 +77,7 @@ func (e *engine[Tx]) unit(ctx context.Context, clock *limit, fn func(ctx context
 	select {
 	case e.turn <- struct{}{}:
 		defer func() { <-e.turn }()
-	case <-time.After(min(turnWait, e.cfg.Timeout/2)): // its unit may not return
+	case <-time.After(min(5*time.Second, e.cfg.Timeout/2)): // its unit may not return
 	case <-ctx.Done():
 		return err
 	}

@@ -92,10 +92,6 @@ type suspects struct {
 	rest  time.Time // until then none has a turn
 }
 
-// suspectRest is how long no suspect task has a turn after one gave its turn up because the others took too
-// long, in timeouts of a step.
-const suspectRest = 10
-
 func (e *engine[Tx]) suspectFound() {
 	e.mu.Lock()
 	if s, at := &e.suspect, now(); !s.waits && !at.Before(s.rest) {
@@ -113,13 +109,13 @@ func (e *engine[Tx]) suspectTaken() {
 }
 
 // suspectFirst reports whether a suspect task is to run next. It waits for the running tasks at most for
-// one timeout: they may take longer.
+// one timeout: they may take longer. Then no suspect task has a turn for ten timeouts.
 func (e *engine[Tx]) suspectFirst() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s, at := &e.suspect, now()
 	if s.waits && e.active > 0 && at.Sub(s.since) > e.cfg.Timeout {
-		s.waits, s.rest = false, at.Add(suspectRest*e.cfg.Timeout)
+		s.waits, s.rest = false, at.Add(10*e.cfg.Timeout)
 	}
 	return s.waits
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
 	"sync/atomic"
 	"time"
@@ -31,10 +32,11 @@ type Run[Tx any] struct {
 	inside bool                     // a step has neither returned an error nor a result
 	step   string                   // the last one that was asked for
 	waits  *provider.TaskChange
-	undos  []undo
+	undos  []undoStep
 }
 
-type undo struct {
+// undoStep undoes a step, with the timeout of a step.
+type undoStep struct {
 	step string
 	fn   func(ctx context.Context) error
 }
@@ -84,7 +86,7 @@ func Step[T, Tx any](ctx context.Context, r *Run[Tx], name string,
 	key := r.task.ID + "/" + name
 	var done *T
 	if undo != nil {
-		r.onUndo(name, func(ctx context.Context) error { return undo(ctx, key, done) })
+		r.undos = append(r.undos, undoStep{name, func(ctx context.Context) error { return undo(ctx, key, done) }})
 	}
 	if slot.Filled() {
 		if err := r.recorded(name, slot, &out); err != nil {
@@ -147,7 +149,7 @@ func StepTx[T, Tx any](ctx context.Context, r *Run[Tx], name string,
 	defer r.busy.Store(false)
 	done := false
 	if undo != nil {
-		r.onUndo(name, func(ctx context.Context) error {
+		r.undos = append(r.undos, undoStep{name, func(ctx context.Context) error {
 			if !done {
 				return nil
 			}
@@ -155,7 +157,7 @@ func StepTx[T, Tx any](ctx context.Context, r *Run[Tx], name string,
 				ms, err := undo(ctx, tx, out)
 				return true, ms, err
 			})
-		})
+		}})
 	}
 	if !slot.Filled() {
 		if err := r.begins(ctx); err != nil {
@@ -233,11 +235,6 @@ func (r *Run[Tx]) abrupt(f func() error) error {
 	return err
 }
 
-// onUndo adds what undoes a step. It runs with the timeout of a step.
-func (r *Run[Tx]) onUndo(step string, fn func(ctx context.Context) error) {
-	r.undos = append(r.undos, undo{step, fn})
-}
-
 // halt ends the run with err: every later step returns it too.
 func (r *Run[Tx]) halt(err error) error {
 	if r.stop == nil {
@@ -252,7 +249,8 @@ func (r *Run[Tx]) ask(name string) (provider.Slot, error) {
 		return provider.Slot{}, errDead
 	}
 	if !r.busy.CompareAndSwap(false, true) {
-		return provider.Slot{}, fmt.Errorf("step %q began while another one was in progress: %w", name, r.misuse())
+		r.hold.misused.Store(true) // the run ends with ErrMisuse, whichever goroutine returns first
+		return provider.Slot{}, fmt.Errorf("step %q began while another one was in progress: %w", name, ErrMisuse)
 	}
 	slot, err := provider.Slot{}, errDead
 	if !r.dead.Load() { // again, now that it is busy
@@ -262,12 +260,6 @@ func (r *Run[Tx]) ask(name string) (provider.Slot, error) {
 		r.busy.Store(false)
 	}
 	return slot, err
-}
-
-// misuse makes the run end with ErrMisuse, whichever goroutine returns first.
-func (r *Run[Tx]) misuse() error {
-	r.hold.misused.Store(true)
-	return ErrMisuse
 }
 
 // next checks that this call is the one that the task had before. Nothing new begins while a
@@ -385,23 +377,17 @@ func (r *Run[Tx]) fill(c provider.TaskChange, name string, s provider.Slot) (pro
 	}
 	size := len(r.task.Input) + len(s.Out)
 	for name, s := range r.task.State {
-		size += len(name) + len(s.Out) + slotBytes
+		size += len(name) + len(s.Out) + 64 // about what a slot has besides its name and result
 	}
 	if size > provider.MaxTaskState && !r.task.Undo { // a task that is too large can still be undone
 		return c, permanent(codeTooLarge, fmt.Errorf("the state would have %d bytes: at most %d are allowed; use a group", size, provider.MaxTaskState))
 	}
-	c.Slots = make(map[string]provider.Slot, len(r.notes)+1)
-	for n, note := range r.notes {
-		c.Slots[n] = note
-	}
+	c.Slots = maps.Clone(r.notes)
 	if name != "" {
 		c.Slots[name] = s
 	}
 	return c, nil
 }
-
-// slotBytes is about what a slot has besides its name and result.
-const slotBytes = 64
 
 // changed takes over the result of a change.
 func (r *Run[Tx]) changed(c provider.TaskChange, got provider.TaskChanged, began time.Time) error {
@@ -410,9 +396,7 @@ func (r *Run[Tx]) changed(c provider.TaskChange, got provider.TaskChanged, began
 		if r.task.State == nil {
 			r.task.State = map[string]provider.Slot{}
 		}
-		for name, s := range c.Slots {
-			r.task.State[name] = s
-		}
+		maps.Copy(r.task.State, c.Slots)
 		clear(r.notes)
 		r.task.Undo = got.Now.Undo
 		if c.Slots[c.Open].Call > 0 { // the step in doubt, if there was one, is recorded now
