@@ -145,9 +145,6 @@ func (o *once[Tx]) check(m *message.Message) error {
 	return provider.CheckText("message id", m.UUID, provider.MaxIDBytes)
 }
 
-// handlerTime is the time of a message whose context has no deadline.
-const handlerTime = 30 * time.Second
-
 // ownDeadline returns a context with the values and the deadline of a message's context. It does not end
 // when a router closes and cancels all messages.
 func ownDeadline(of context.Context) (context.Context, context.CancelFunc) {
@@ -155,7 +152,7 @@ func ownDeadline(of context.Context) (context.Context, context.CancelFunc) {
 	if at, has := of.Deadline(); has {
 		return context.WithDeadline(ctx, at)
 	}
-	return context.WithTimeout(ctx, handlerTime)
+	return context.WithTimeout(ctx, 30*time.Second)
 }
 
 // call calls the handler, and returns its output.
@@ -195,17 +192,12 @@ func (c *collector) Enqueue(_ context.Context, ms ...outbox.Message) error {
 	return nil
 }
 
-// With each hundredth message old markers are deleted, more than 100 at once.
-const (
-	onceEach  = 100
-	onceLimit = 500
-)
-
+// prune deletes old markers with each hundredth message: more than have been added since.
 func (o *once[Tx]) prune(ctx context.Context) {
-	if o.applied.Add(1)%onceEach != 1 {
+	if o.applied.Add(1)%100 != 1 {
 		return
 	}
-	if _, err := o.db.Prune(ctx, o.unit(), []string{o.name}, o.window, onceLimit); err != nil {
+	if _, err := o.db.Prune(ctx, o.unit(), []string{o.name}, o.window, 500); err != nil {
 		slog.Default().Warn("old markers not deleted", "handler", o.name,
 			"class", provider.ClassOf(err).String(), "code", provider.CodeOf(err))
 	}

@@ -140,7 +140,7 @@ func (r *Runner) Rebuild(ctx context.Context, projector string, how Rebuild) err
 		return fmt.Errorf("rebuild %s: %w", projector, err)
 	}
 	n, err := requestRebuild(ctx, r.host.Store, projector, how)
-	for ; err == nil; model.Wait(ctx, rebuildLook) {
+	for ; err == nil; model.Wait(ctx, 100*time.Millisecond) {
 		r.host.Follow.Send()
 		var g *generation.Row
 		if g, err = r.host.Generation(ctx, provider.Build{Projector: projector, Generation: n}); err != nil {
@@ -161,9 +161,6 @@ func (r *Runner) Rebuild(ctx context.Context, projector string, how Rebuild) err
 	}
 	return fmt.Errorf("rebuild %s: %w", projector, err)
 }
-
-// rebuildLook is the pause between two looks at a rebuild.
-const rebuildLook = 100 * time.Millisecond
 
 // checkRebuild returns an error if the options, OnCreate and OnReset do not fit together or to the
 // store.

@@ -1,6 +1,7 @@
 package projector
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -106,12 +107,7 @@ func (r *Runner) share(store model.Store, own provider.Log) {
 		Paused: func(projector string) bool { return r.presence.IsPaused(provider.PauseProjector, projector) },
 	}
 	h.Leases = lease.Keeper{Leases: store, Holder: h.ID, Length: h.Lease, Timeout: h.Timeout, Clock: h.Clock}
-	events := r.src.log
-	if events == nil {
-		if events = r.cfg.Log; events == nil {
-			events = own
-		}
-	}
+	events := cmp.Or(r.src.log, r.cfg.Log, own)
 	if !r.src.isZero() {
 		h.Log = events
 	}

@@ -232,7 +232,7 @@ func (r *Runner) pass(ctx context.Context, d *model.Received) bool {
 func (r *Runner) awaitRunning(ctx context.Context) error {
 	select {
 	case <-r.ended:
-		model.Wait(ctx, stoppedPause)
+		model.Wait(ctx, time.Second) // most brokers deliver the message again at once
 		return errStopped
 	default:
 	}
@@ -254,10 +254,6 @@ func (r *Runner) awaitRunning(ctx context.Context) error {
 		return &Error{Class: ClassTransient, Code: "begin", Err: errors.New("runner: it is not running: start it before the router")}
 	}
 }
-
-// stoppedPause is how long a message waits for its error if the runner has stopped: most brokers deliver it
-// again at once.
-const stoppedPause = time.Second
 
 func notTaken(ctx context.Context) error {
 	return &Error{Class: provider.ClassShutdown, Err: fmt.Errorf("runner: the message was not taken: %w", ctx.Err())}

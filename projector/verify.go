@@ -1,6 +1,7 @@
 package projector
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,9 +56,7 @@ func (p *Projector[Tx]) Verify(ctx context.Context, db provider.Units[Tx], v Ver
 	if v.Limit < 0 || v.Rate < 0 {
 		return nil, fmt.Errorf("%w: verification.Limit is %d and Rate %d: must be at least 0", ErrInput, v.Limit, v.Rate)
 	}
-	if v.Limit == 0 {
-		v.Limit = 1000
-	}
+	v.Limit = cmp.Or(v.Limit, 1000)
 	if v.Repair != (Decision{}) {
 		if err := v.Repair.Validate(); err != nil {
 			return nil, err
@@ -75,11 +74,9 @@ func (p *Projector[Tx]) Verify(ctx context.Context, db provider.Units[Tx], v Ver
 }
 
 func runnerOfLog[Tx any](db provider.Units[Tx], cfg *RunnerConfig, p *Projector[Tx]) (*Runner, error) {
-	log := orZero(cfg).Log
+	log := cmp.Or(orZero(cfg).Log, provider.LogOf(db))
 	if log == nil {
-		if log = provider.LogOf(db); log == nil {
-			return nil, fmt.Errorf("%w: cfg.Log is nil, and the store has no log", ErrNoRebuild)
-		}
+		return nil, fmt.Errorf("%w: cfg.Log is nil, and the store has no log", ErrNoRebuild)
 	}
 	return newRunner(db, FromLog(log), orZero(cfg), p)
 }

@@ -222,9 +222,7 @@ func (p *Projector[Tx]) questions(
 // State reads events, and what projectors did with them. Every provider with an event store
 // implements it. See Projector.Wait and Projector.Lag.
 type State interface {
-	provider.Records
-	provider.Progress
-	provider.Builds
+	modelState
 	eventLog
 }
 

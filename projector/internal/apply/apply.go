@@ -214,18 +214,16 @@ func (a *Applier) grow(took time.Duration, alone bool) {
 	}
 }
 
-// serialTime is how long units of several messages run one at a time after a deadlock.
-const serialTime = time.Minute
-
 // PauseUnit waits before a unit of n messages is tried again, after an error that was not the
-// fault of a message. A transient error halves the unit.
+// fault of a message. A transient error halves the unit. After a deadlock, units of several messages run
+// one at a time for a minute.
 func (a *Applier) PauseUnit(ctx context.Context, n, tries int, err error) {
 	h := a.Worker.Host
 	if provider.ClassOf(err) == provider.ClassTransient {
 		a.size = max(n/2, 1)
 	}
 	if provider.CodeOf(err) == provider.CodeDeadlock {
-		a.Worker.Group.Serial.Store(h.Clock().Add(serialTime).UnixNano())
+		a.Worker.Group.Serial.Store(h.Clock().Add(time.Minute).UnixNano())
 	}
 	delay, _ := h.Retry.Delay(tries) // cannot fail: tries ≥ 1, and the schedule is checked
 	if h.Observer.Retried != nil {

@@ -237,15 +237,6 @@ func (o *Missed) Report(applied []*model.Message) {
 	}
 }
 
-// Reasons why an event was not delivered.
-const (
-	reasonNotPublished  = "not_published"  // its outbox entry is open: relays are slow or stopped
-	reasonAbandoned     = "abandoned"      // its entry is abandoned, or behind one that is
-	reasonNotSubscribed = "not_subscribed" // it was published to other topics only
-	reasonNotDelivered  = "not_delivered"  // it was published, and the broker did not deliver it in time
-	reasonNoEntry       = "no_entry"       // no route, or published and deleted
-)
-
 func (o *Missed) reasons(ctx context.Context, missed []*model.Message) []string {
 	reasons := make([]string, len(missed))
 	entries, _ := o.Host.Log.(interface {
@@ -253,7 +244,7 @@ func (o *Missed) reasons(ctx context.Context, missed []*model.Message) []string 
 	})
 	byStream := map[string][]provider.Entry{}
 	for i, m := range missed {
-		reasons[i] = reasonNoEntry
+		reasons[i] = "no_entry" // no route, or published and deleted
 		list, asked := byStream[m.Raw.Stream]
 		if !asked && entries != nil && len(byStream) < 100 {
 			list, _ = entries.Entries(ctx, provider.EntryFilter{Stream: m.Raw.Stream, Limit: 1000})
@@ -271,11 +262,11 @@ func (o *Missed) reasons(ctx context.Context, missed []*model.Message) []string 
 func (o *Missed) reasonOf(e provider.Entry) string {
 	switch {
 	case o.Topics != nil && !slices.Contains(o.Topics, e.Topic):
-		return reasonNotSubscribed
+		return "not_subscribed" // it was published to other topics only
 	case e.Status == outbox.Abandoned, e.Status == outbox.Held:
-		return reasonAbandoned
+		return "abandoned" // its entry is abandoned, or behind one that is
 	case e.Status.Open():
-		return reasonNotPublished
+		return "not_published" // its outbox entry is open: relays are slow or stopped
 	}
-	return reasonNotDelivered
+	return "not_delivered" // it was published, and the broker did not deliver it in time
 }

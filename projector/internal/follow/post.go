@@ -49,9 +49,6 @@ func (p *Post) Lease(g *generation.Row) string {
 // SegmentLeases returns the prefix of the names of all leases that concern the segments of a generation.
 func SegmentLeases(b provider.Build) string { return "segments/" + b.String() + "/" }
 
-// removeAfter is the number of leases after which a program records that handlers were removed.
-const removeAfter = 2
-
 // ErrOlder: a program with other handlers may be running that is newer than this one.
 var ErrOlder = errors.New("handlers of another program are recorded")
 
@@ -110,7 +107,7 @@ func (p *Post) Attach(ctx context.Context, g *generation.Row) (*Reader, error) {
 	return r, r.checkServing(ctx, g)
 }
 
-// mayRemove returns ErrOlder if this program may not record yet that handlers were removed.
+// mayRemove returns ErrOlder if this program may not record yet that handlers were removed: it may after two leases.
 func (p *Post) mayRemove(removed []string) error {
 	if len(removed) == 0 {
 		return nil
@@ -119,7 +116,7 @@ func (p *Post) mayRemove(removed []string) error {
 	if p.older.IsZero() {
 		p.older = now
 	}
-	if now.Sub(p.older) < removeAfter*p.Host.Lease {
+	if now.Sub(p.older) < 2*p.Host.Lease {
 		return ErrOlder
 	}
 	p.Host.Logger.Warn("handlers were removed: they take no more events", "projector", p.Projector.Name, "handlers", removed)

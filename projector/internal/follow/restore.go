@@ -16,9 +16,6 @@ import (
 // last changes. Its checkpoint and markers go back with it. Then the projector catches up with the log:
 // events that are not applied any more are applied again, in order.
 
-// reasonLost: the event had been applied, and the read model had lost it.
-const reasonLost = "lost"
-
 // restore is what a reader knows of a read model that has gone back.
 type restore struct {
 	cameAgain int      // events up to Checkpoint.Lost that were applied again
@@ -124,7 +121,7 @@ func (r *Reader) countAgain(applied []*model.Message) {
 		}
 		r.restore.cameAgain++
 		if r.Host.Observer.Completed != nil {
-			r.Host.Observer.Completed(r.Projector.Name, reasonLost)
+			r.Host.Observer.Completed(r.Projector.Name, "lost")
 		}
 	}
 }
@@ -159,9 +156,6 @@ func (r *Reader) showLive(ctx, hard context.Context, g *generation.Row) error {
 	r.restore.unshown = err != nil
 	return err
 }
-
-// restorePage is the most events that Restore looks up at a time.
-const restorePage = 500
 
 // Restore applies events again that are recorded as parked, and were applied since: the read model has
 // lost that. They are before the checkpoint, so the reader would not read them. Call it before the first step.
@@ -226,7 +220,7 @@ func (r *Reader) eachLost(ctx context.Context, s provider.Restorer, f func([]eve
 	if err != nil {
 		return err
 	}
-	for page := range slices.Chunk(ids, restorePage) {
+	for page := range slices.Chunk(ids, 500) {
 		events, err := r.eventsOf(ctx, page)
 		if err == nil {
 			err = f(events)

@@ -98,9 +98,7 @@ func (c *Config) Report(level slog.Level, what string, err error, attrs ...any) 
 }
 
 // Wait waits for d, or until ctx ends.
-func Wait(ctx context.Context, d time.Duration) {
-	pauses.Wait(ctx, d)
-}
+func Wait(ctx context.Context, d time.Duration) { pauses.Wait(ctx, d) }
 
 // Pauses of the parts of a runner.
 const (

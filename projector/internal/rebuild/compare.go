@@ -14,9 +14,6 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// parkedWait is how long a comparison waits for parked messages of the live read model to be applied.
-const parkedWait = 20 * time.Second
-
 // Compare runs s for a generation, whose tables are right, and the live one. It returns the position of the live
 // checkpoint, and the number of events of the last step. The reader does not run, or it calls Compare.
 func (s *Switcher) Compare(ctx context.Context, g *generation.Row, with provider.Switch) (position int64, last int, err error) {
@@ -26,7 +23,7 @@ func (s *Switcher) Compare(ctx context.Context, g *generation.Row, with provider
 			return position, last, err
 		}
 		switch waits := errors.Is(err, errWaits); {
-		case waits && h.Clock().Sub(began) > parkedWait:
+		case waits && h.Clock().Sub(began) > 20*time.Second: // since then messages of the live read model are parked
 			return position, last, fmt.Errorf("%w: %w", model.ErrGeneration, err)
 		case !waits && !canRetry(err):
 			return position, last, err

@@ -187,18 +187,15 @@ func (m *Maker) alone(hard context.Context, g *generation.Row, setup string, s p
 	return m.Worker.Alone(hard, g.Build, g.Suffix, setup, s)
 }
 
-// Clear deletes rows and tables of a retired generation. done is false as long as there may be more.
+// Clear deletes at most 500 rows of each kind, and the tables, of a retired generation. done is false as long as there may be more.
 func Clear(ctx context.Context, h *model.Host, g *generation.Row, handlers []string) (n int, done bool, err error) {
-	n, err = h.Store.ClearGeneration(ctx, g.Build, handlers, g.Tables, clearLimit)
+	n, err = h.Store.ClearGeneration(ctx, g.Build, handlers, g.Tables, 500)
 	if err != nil || n > 0 {
 		return n, false, err
 	}
 	_, err = generation.Change(ctx, h.Store, g, func(g *generation.Row) { g.Cleared = true })
 	return 0, err == nil, err
 }
-
-// clearLimit is the most rows of each kind that a transaction deletes.
-const clearLimit = 500
 
 // VerifyLease returns the name of the lease of the verification of a projector.
 func (m *Maker) VerifyLease() string { return "verify/" + m.Projector.Name }

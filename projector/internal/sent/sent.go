@@ -226,9 +226,6 @@ func (t *Turn) Needs(msgs []*model.Message) bool {
 	return !t.has && slices.ContainsFunc(msgs, func(m *model.Message) bool { return m.Contested })
 }
 
-// turnTries is how often Take asks for the lease, with pauses.
-const turnTries = 50
-
 // Take calls ask, unless it is nil, and then fn while it holds the lease for contested messages. Their contexts end if the lease
 // is lost. If others hold it for too long, it returns ErrTurn.
 func (t *Turn) Take(ctx, hard context.Context, ask func(context.Context) error, fn func(ctx, hard context.Context) error) error {
@@ -254,7 +251,7 @@ func (t *Turn) Take(ctx, hard context.Context, ask func(context.Context) error, 
 		if had || err != nil {
 			return err
 		}
-		if tries == turnTries {
+		if tries == 50 {
 			return ErrTurn
 		}
 		model.Wait(ctx, model.Soon)
