@@ -188,7 +188,10 @@ func CloudEvents(_ string, m *message.Message) (eventstore.Raw, error) {
 	attributes := map[string]string{}
 	for name, value := range m.Metadata {
 		name = strings.ToLower(name)
-		rest, ok := cutAny(name, "ce_", "ce-")
+		rest, ok := strings.CutPrefix(name, "ce_")
+		if !ok {
+			rest, ok = strings.CutPrefix(name, "ce-")
+		}
 		if name == "content-type" {
 			rest, ok = name, true
 		}
@@ -210,15 +213,6 @@ func CloudEvents(_ string, m *message.Message) (eventstore.Raw, error) {
 		attributes["datacontenttype"] = kind
 	}
 	return cloudEvent(attributes, m.Payload)
-}
-
-func cutAny(s string, prefixes ...string) (rest string, ok bool) {
-	for _, p := range prefixes {
-		if rest, ok = strings.CutPrefix(s, p); ok {
-			return rest, true
-		}
-	}
-	return "", false
 }
 
 func structured(payload []byte) (raw eventstore.Raw, err error) {

@@ -217,19 +217,13 @@ func (a *attempt) place() (message int, handler string) {
 	return int(a.at.Load()), handler
 }
 
-// compareTime is how long the comparison of whole tables may take.
-const compareTime = 24 * time.Hour
-
-// setupTime is how long OnCreate, and emptying a read model, may take.
-const setupTime = 10 * time.Minute
-
 // limit returns how long the opening and the commit of the unit may take, each.
 func (a *attempt) limit() time.Duration {
 	switch s := a.unit.Intent.Switch; {
-	case s != nil && s.Snapshot && s.Compare != nil: // no unit waits for it
-		return max(compareTime, a.Host.Timeout)
+	case s != nil && s.Snapshot && s.Compare != nil: // of whole tables, and no unit waits for it
+		return max(24*time.Hour, a.Host.Timeout)
 	case s != nil && (a.unit.Setup != "" || len(s.Reset) > 0): // OnReset may delete many rows
-		return max(setupTime, a.Host.Timeout)
+		return max(10*time.Minute, a.Host.Timeout)
 	}
 	return a.Host.Timeout
 }
