@@ -69,8 +69,8 @@ func NewRepository[A Aggregate](
 		return nil, fmt.Errorf("repository %s: %w", category, err)
 	}
 	return &Repository[A]{
-		store: store, types: types, category: category, fresh: fresh, retries: max(cmp.Or(cfg.Retries, 3), 0), snaps: snaps, observe: cfg.OnUpdate,
-		streams: keyedMutex{locks: map[string]*countedLock{}},
+		store: store, types: types, category: category, fresh: fresh, retries: max(cmp.Or(cfg.Retries, 3), 0),
+		streams: keyedMutex{locks: map[string]*countedLock{}}, snaps: snaps, observe: cfg.OnUpdate,
 	}, nil
 }
 
