@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -89,6 +90,7 @@ select s.version, (select max(position) from ev) from s`
 	// Headers are sent as the text of an object that ends in the middle: headersTail. Its end is added
 	// here. This takes half of the time of jsonb_build_object and the operator ||.
 	headersPlace = ` || ev.position::text || '","` + provider.HeaderVersion + `":"' || ev.version::text || '"}')::jsonb`
+	headersTail  = `,"` + provider.HeaderPosition + `":"`
 )
 
 // The statements by expected version, without and with entries: for one event with at most one
@@ -178,21 +180,18 @@ func (db *Provider) newAppend(ctx context.Context, q querier, stream string, exp
 		if a.entries {
 			a.args = append(a.args, topic[0], payloads[0], headers[0])
 		}
-		a.sql = db.q(pick(expected, a.entries, appendOneExactSQL, appendOneNoStreamSQL, appendOneAnySQL,
-			appendOneExactEntrySQL, appendOneNoStreamEntrySQL, appendOneAnyEntrySQL))
+		a.sql = db.q(pick(expected, a.entries, appendOneAnySQL, appendOneNoStreamSQL, appendOneExactSQL,
+			appendOneAnyEntrySQL, appendOneNoStreamEntrySQL, appendOneExactEntrySQL))
 		return a, nil
 	}
 	a.args = append(a.args, a.ids, types, schemas, data, metadata, int64(expected))
 	if a.entries {
 		a.args = append(a.args, ids, topic, payloads, headers, at)
 	}
-	a.sql = db.q(pick(expected, a.entries, appendExactSQL, appendNoStreamSQL, appendAnySQL,
-		appendExactEntriesSQL, appendNoStreamEntriesSQL, appendAnyEntriesSQL))
+	a.sql = db.q(pick(expected, a.entries, appendAnySQL, appendNoStreamSQL, appendExactSQL,
+		appendAnyEntriesSQL, appendNoStreamEntriesSQL, appendExactEntriesSQL))
 	return a, nil
 }
-
-// headersTail is the end of the headers that an append sends.
-const headersTail = `,"` + provider.HeaderPosition + `":"`
 
 func metadataJSON(m *eventstore.Metadata) (json.RawMessage, error) {
 	if m.CorrelationID == "" && m.CausationID == "" && m.Traceparent == "" && m.Actor == "" && len(m.Extra) == 0 {
@@ -201,18 +200,12 @@ func metadataJSON(m *eventstore.Metadata) (json.RawMessage, error) {
 	return json.Marshal(m)
 }
 
-// pick returns the statement for exact, no stream or any; with entries, the second three.
+// pick returns the statement for any version, no stream or an exact version; with entries, of the second three.
 func pick(expected eventstore.Expected, entries bool, statements ...string) string {
 	if entries {
 		statements = statements[3:]
 	}
-	switch expected {
-	case eventstore.NoStream:
-		return statements[1]
-	case eventstore.Any:
-		return statements[2]
-	}
-	return statements[0]
+	return statements[min(expected, 1)-eventstore.Any]
 }
 
 // run sends the statement once.
@@ -312,7 +305,10 @@ func (a *appending) tryOnce(ctx context.Context) (at eventstore.Appended, sent b
 func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {
 	shared := isSmall(events)
 	if shared {
-		events = copied(events) // the shared transaction may send them after this call has returned
+		events = slices.Clone(events) // the shared transaction may send them after this call has returned
+		for i := range events {
+			events[i].Data = slices.Clone(events[i].Data)
+		}
 	}
 	a, err := db.newAppend(ctx, db.pool, stream, expected, events)
 	if err == nil {

@@ -31,11 +31,9 @@ const (
 	sharedAppends = 64
 	sharedEvents  = 20       // of one append
 	sharedBytes   = 32 << 10 // of the data of one append
+	// wait for a lock while others wait, as for a stream's row; then the appends of the transaction run alone
+	shareLock = 100 * time.Millisecond
 )
-
-// shareLock is how long an append may wait for a lock while it keeps others from running, for example for
-// the row of a stream that another transaction has updated. Then the appends of its transaction run alone.
-const shareLock = 100 * time.Millisecond
 
 // sharedAppend is an append in the queue, or in a transaction with others.
 type sharedAppend struct {
@@ -59,6 +57,7 @@ type shareGroup struct {
 var (
 	errAlone   = errors.New("nothing was executed: the append must run alone")
 	errRefused = errors.New("nothing was written")
+	errLeft    = errors.New("the transaction that the append shares with others is not stopped")
 )
 
 // most returns how many transactions of appends run at a time.
@@ -148,15 +147,6 @@ func isSmall(events []eventstore.Draft) bool {
 	return len(events) <= sharedEvents && bytes <= sharedBytes
 }
 
-// copied returns copies of events.
-func copied(events []eventstore.Draft) []eventstore.Draft {
-	events = slices.Clone(events)
-	for i := range events {
-		events[i].Data = slices.Clone(events[i].Data)
-	}
-	return events
-}
-
 // share runs the append alone, or with others if too many are running. The results are those of tryOnce.
 func (a *appending) share(ctx context.Context) (at eventstore.Appended, sent bool, err error) {
 	db := a.db
@@ -191,9 +181,6 @@ func (a *appending) share(ctx context.Context) (at eventstore.Appended, sent boo
 	}
 	return s.at, true, s.err
 }
-
-// errLeft: the caller's context ended while a shared transaction was running.
-var errLeft = errors.New("the transaction that the append shares with others is not stopped")
 
 // appendTogether runs appends in one transaction.
 func (db *Provider) appendTogether(g *shareGroup) {

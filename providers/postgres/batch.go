@@ -65,7 +65,7 @@ func (w *unit) inOneTrip(ctx context.Context, run queuing) (done bool, err error
 	crash.Point("one trip: before")
 	err = w.send(ctx, conn)
 	crash.Point("one trip: after")
-	if e := pgError(err); e != nil && w.failed == ofUnit && slices.Contains(needOpening, e.Code) {
+	if e := pgError(err); e != nil && w.failed == ofUnit && slices.Contains([]string{uniqueViolation, laneHeld, checkpointDecides}, e.Code) {
 		return false, nil
 	}
 	if err == nil && len(closing.Output) > 0 {
@@ -73,9 +73,6 @@ func (w *unit) inOneTrip(ctx context.Context, run queuing) (done bool, err error
 	}
 	return true, err
 }
-
-// needOpening are the SQLSTATEs of a unit that needs an opening before its handlers run.
-var needOpening = []string{uniqueViolation, laneHeld, checkpointDecides}
 
 // queueOpening queues the opening. It returns false if that needs a separate round trip.
 func (w *unit) queueOpening() bool {

@@ -244,10 +244,7 @@ func appendRights(found []provider.Finding, role string, rights []string, what, 
 	})
 }
 
-const (
-	poolerTries = 5
-	poolerLimit = 2 * time.Second // for one statement of a probe
-)
+const poolerLimit = 2 * time.Second // for one statement of a probe
 
 // findPooler checks with its own connections whether prepared statements and LISTEN survive the end of a transaction.
 func (db *Provider) findPooler(ctx context.Context, _ provider.DiagnosisLimits) (found []provider.Finding, err error) {
@@ -289,7 +286,7 @@ func (db *Provider) findPooler(ctx context.Context, _ provider.DiagnosisLimits) 
 // losesStatements prepares a statement on conn, and runs it while other holds the session that it was
 // prepared in. Behind a pooler in transaction mode another session gets it then.
 func losesStatements(ctx context.Context, conn, other *pgx.Conn) (bool, error) {
-	for range poolerTries {
+	for range 5 {
 		name := "kinora_" + strings.ToLower(rand.Text())
 		limited, cancel := context.WithTimeout(ctx, poolerLimit)
 		lost, err := func() (lost bool, err error) {

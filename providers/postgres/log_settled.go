@@ -196,11 +196,7 @@ func (db *Provider) look(ctx context.Context, after int64) (is settled, position
 	return is, position, nil
 }
 
-const (
-	settleLimit    = 20 * time.Millisecond // how long a page waits for open appends
-	settlePauseMin = 500 * time.Microsecond
-	settlePauseMax = 4 * time.Millisecond
-)
+const settleLimit = 20 * time.Millisecond // how long a page waits for open appends
 
 // settle waits until the events that are visible at its beginning are settled, at most settleLimit.
 // Then it returns the settled position, and the appends that are still open.
@@ -208,7 +204,7 @@ func (db *Provider) settle(ctx context.Context, after int64) (is settled, positi
 	limit, cancel := context.WithTimeout(ctx, settleLimit)
 	defer cancel()
 	wanted := int64(-1)
-	for pause := (pauses.Doubling{First: settlePauseMin, Longest: settlePauseMax}); ; {
+	for pause := (pauses.Doubling{First: 500 * time.Microsecond, Longest: 4 * time.Millisecond}); ; {
 		if is, position, err = db.look(ctx, after); err != nil {
 			return is, 0, nil, err
 		}

@@ -123,16 +123,11 @@ const blockersSQL = `
 select x.pid, coalesce(b.application_name, ''), coalesce(b.usename::text, ''), coalesce(b.state, 'prepared'), b.xact_start
 from unnest(pg_blocking_pids($1::int)) x(pid) left join pg_stat_activity b on b.pid = x.pid`
 
-const (
-	blockedFor   = 2 * time.Second // before the first line about what a migration waits for
-	blockedEvery = 30 * time.Second
-)
-
-// sayWhoBlocks logs what the session of a migration waits for, until it is stopped.
+// sayWhoBlocks logs what the session of a migration waits for, after two seconds and then twice a minute, until it is stopped.
 func (db *Provider) sayWhoBlocks(ctx context.Context, pid int) (stop func()) {
 	ctx, stop = context.WithCancel(ctx)
 	go func() {
-		for wait := blockedFor; ; wait = blockedEvery {
+		for wait := 2 * time.Second; ; wait = 30 * time.Second {
 			if pauses.Wait(ctx, wait, nil); ctx.Err() != nil {
 				return
 			}

@@ -17,14 +17,6 @@ import (
 	"github.com/kinora-go/kinora/internal/pauses"
 )
 
-const (
-	// shortest time from the end of one notification to the next one
-	notifyEvery = 10 * time.Millisecond
-	// for sending one, including the wait for a connection
-	notifyLimit = 5 * time.Second
-	notifyLast  = time.Second // for the last one, for which Close waits
-)
-
 // A notification has a separate transaction: PostgreSQL commits notifying ones one after another.
 const notifySQL = `select pg_notify($1::text, $2::text)`
 
@@ -61,8 +53,8 @@ func (db *Provider) notify(ctx context.Context, channel, payload string) error {
 	return err
 }
 
-// notifier sends the requested notifications one at a time, with pauses of notifyEvery. Requests
-// during a pause share one notification.
+// notifier sends the requested notifications one at a time, with pauses of 10ms. Requests during a pause share one
+// notification.
 type notifier struct {
 	send    func(ctx context.Context)
 	stop    chan struct{} // closed by close
@@ -87,10 +79,10 @@ func (n *notifier) request() {
 		n.flights.Go(func() {
 			defer cancel()
 			for again := true; again; again = n.again() {
-				limit, cancel := context.WithTimeout(ctx, notifyLimit)
+				limit, cancel := context.WithTimeout(ctx, 5*time.Second) // also for a connection
 				n.send(limit)
 				cancel()
-				pauses.Wait(ctx, notifyEvery, n.stop)
+				pauses.Wait(ctx, 10*time.Millisecond, n.stop)
 			}
 		})
 	}
@@ -104,8 +96,7 @@ func (n *notifier) again() bool {
 	return n.running
 }
 
-// close sends a requested notification, so that a process that appends and ends has notified. It
-// waits at most notifyLast.
+// close sends a requested notification, so that a process that appends and ends has notified. It waits at most a second.
 func (n *notifier) close() {
 	n.mu.Lock()
 	if n.closed {
@@ -114,7 +105,7 @@ func (n *notifier) close() {
 	}
 	n.closed = true
 	close(n.stop)
-	ctx, cancel := context.WithTimeout(context.Background(), notifyLast)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	if n.cancel != nil {
 		defer context.AfterFunc(ctx, n.cancel)()
@@ -177,19 +168,12 @@ func NewListener(db *DB, cfg *ListenerConfig) (*Listener, error) {
 // connected.
 func (l *Listener) Running() <-chan struct{} { return l.running }
 
-const (
-	// first pause after a lost connection; it doubles up to listenMax
-	listenMin = 100 * time.Millisecond
-	listenMax = 10 * time.Second
-	// for connecting, for a statement, and for a probe to arrive
-	listenLimit = 5 * time.Second
-)
+const listenLimit = 5 * time.Second // for connecting, for a statement, and for a probe to arrive
 
 var (
 	errSilent = errors.New("notifications do not arrive") // a probe was sent and did not arrive
 	errUnsent = errors.New("cannot send a probe")
-	// no notification arrived for some time
-	errQuiet = errors.New("quiet")
+	errQuiet  = errors.New("quiet") // no notification arrived for some time
 )
 
 // Run listens until ctx ends, and then returns nil. Call it once. After a lost connection, or if a probe does not arrive, it
@@ -200,7 +184,7 @@ func (l *Listener) Run(ctx context.Context) error {
 		return errors.New("listener: Run called twice: create another Listener")
 	}
 	close(l.running)
-	pause := pauses.Doubling{First: listenMin, Longest: listenMax}
+	pause := pauses.Doubling{First: 100 * time.Millisecond, Longest: 10 * time.Second}
 	for ctx.Err() == nil {
 		heard, err := l.session(ctx)
 		if heard {

@@ -30,29 +30,19 @@ on conflict (topic, message_id) do nothing`
 
 // orderedKeysSQL waits for the other transactions that enqueue under these keys, in this order.
 // It runs before the entries get their ids, so these ids follow those of the transactions for
-// which it waited.
+// which it waited. The keys are sorted, so that two calls never deadlock.
 const orderedKeysSQL = `select pg_advisory_xact_lock(k) from unnest($1::bigint[]) with ordinality u(k, o) order by o`
-
-// orderedKeys returns the locks of messages with OrderedKey, sorted, so that two calls never
-// deadlock.
-func (db *Provider) orderedKeys(ms []outbox.Message) []int64 {
-	var locks []int64
-	for _, m := range ms {
-		// otherwise the key is the message's new id
-		if m.OrderedKey && m.Key != "" {
-			locks = append(locks, orderedKey(db.cfg.Schema, m.Topic, m.Key))
-		}
-	}
-	slices.Sort(locks)
-	return slices.Compact(locks)
-}
 
 // queueEnqueue queues the statements that add messages to the outbox, if there are any.
 func (db *Provider) queueEnqueue(ctx context.Context, b *pgx.Batch, ms []outbox.Message) error {
 	var ids, topics, keys []string
 	var payloads [][]byte
 	var headers []json.RawMessage
+	var locks []int64
 	for i, m := range ms {
+		if m.OrderedKey && m.Key != "" { // otherwise the key is the message's new id
+			locks = append(locks, orderedKey(db.cfg.Schema, m.Topic, m.Key))
+		}
 		m, err := m.Normalize(ctx, db.cfg.MaxPayload)
 		if err != nil {
 			return fmt.Errorf("enqueue message %d: %w", i, err)
@@ -63,8 +53,9 @@ func (db *Provider) queueEnqueue(ctx context.Context, b *pgx.Batch, ms []outbox.
 		ids, topics, keys = append(ids, m.ID), append(topics, m.Topic), append(keys, m.Key)
 		payloads, headers = append(payloads, m.Payload), append(headers, headersJSON(m.Headers))
 	}
-	if locks := db.orderedKeys(ms); len(locks) > 0 {
-		b.Queue(orderedKeysSQL, locks)
+	if len(locks) > 0 {
+		slices.Sort(locks)
+		b.Queue(orderedKeysSQL, slices.Compact(locks))
 	}
 	switch len(ms) {
 	case 0:
@@ -274,8 +265,6 @@ func (db *DB) Skip(ctx context.Context, f outbox.Filter) (int, error) {
 // lane identifies the entries that are published in order.
 type lane struct{ topic, key string }
 
-const restoreLanes = 10_000 // lanes of one statement
-
 // change runs a statement that returns the lanes of its changed entries and their numbers. A
 // negative number counts stale entries.
 func (db *Provider) change(ctx context.Context, doing, statement string, f provider.EntryFilter, more ...any) (n int, err error) {
@@ -296,7 +285,7 @@ func (db *Provider) change(ctx context.Context, doing, statement string, f provi
 		}); err != nil {
 			return err
 		}
-		for few := range slices.Chunk(lanes, restoreLanes) {
+		for few := range slices.Chunk(lanes, 10_000) { // of one statement
 			topics, keys := mapSlice(few, func(l *lane) string { return l.topic }), mapSlice(few, func(l *lane) string { return l.key })
 			if _, err := tx.Exec(ctx, db.q(restoreSQL), planned, topics, keys); err != nil {
 				return err

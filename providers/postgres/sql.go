@@ -179,18 +179,15 @@ func (c *heldConn) PrepareContext(ctx context.Context, query string) (driver.Stm
 //     of the driver that records errors gets an error of this statement.
 func (db *DB) InSQLTx(tx *sql.Tx) *Tx { return &Tx{db: db.Provider, in: db.inSQL(tx)} }
 
-// borrowSQL is the statement that pgx rewrites. It is not sent.
-const borrowSQL = `-- kinora`
-
 // inSQL borrows the connection of tx. database/sql does not return it; but pgx calls an argument that implements
-// pgx.QueryRewriter with it, before the statement. So f runs while database/sql has locked the connection.
+// pgx.QueryRewriter with it, before the statement, which is not sent. So f runs while database/sql has locked the connection.
 func (db *Provider) inSQL(tx *sql.Tx) within {
 	return func(ctx context.Context, f func(q session) error) error {
 		if tx == nil {
 			return notPgx("must not be nil")
 		}
 		b := &borrower{db: db, f: f}
-		_, err := tx.ExecContext(ctx, borrowSQL, b)
+		_, err := tx.ExecContext(ctx, `-- kinora`, b)
 		switch {
 		case !b.borrowed:
 			return unborrowed(ctx, err)

@@ -190,7 +190,13 @@ func (w *unit) close(ctx context.Context, conn *leased, tx pgx.Tx, closing provi
 		err = w.endSwitch(ctx, tx)
 	}
 	if err == nil && w.DryRun == nil && !w.commits() && !w.isSnapshot() {
-		err = commit(ctx, tx)
+		crash.Point("commit: before")
+		err = wrap("commit", tx.Commit(ctx))
+		crash.Point("commit: after")
+		if isAmbiguous(err) {
+			return &provider.Error{Class: provider.ClassAmbiguous, Code: "commit", Err: err}
+		}
+		err = class(err)
 	}
 	return err
 }
@@ -198,16 +204,6 @@ func (w *unit) close(ctx context.Context, conn *leased, tx pgx.Tx, closing provi
 // commits reports whether the unit commits within its batch. If its handlers have a transaction,
 // pgx commits instead, and then refuses handlers that keep the transaction.
 func (w *unit) commits() bool { return w.queues && w.DryRun == nil && w.Switch == nil }
-
-func commit(ctx context.Context, tx pgx.Tx) error {
-	crash.Point("commit: before")
-	err := wrap("commit", tx.Commit(ctx))
-	crash.Point("commit: after")
-	if isAmbiguous(err) {
-		return &provider.Error{Class: provider.ClassAmbiguous, Code: "commit", Err: err}
-	}
-	return class(err)
-}
 
 // usable returns an error if ctx has ended, or if the handlers left a transaction that cannot be committed.
 func (w *unit) usable(ctx context.Context, conn *pgx.Conn) error {
