@@ -22,8 +22,7 @@ import (
 // Statements for a whole batch are planned on each call instead.
 
 // An append is one statement: the clock, read once, and at least local durability; the stream's row, raised from the
-// expected version unless any of the ids is stored; the events; their entries; their version and position. It returns no
-// row for a conflict or a repeat.
+// expected version unless an id is stored; the events; their entries. It returns no row for a conflict or a repeat.
 const (
 	appendHead = `
 with ck as materialized (
@@ -128,14 +127,12 @@ type appending struct {
 	db       *Provider
 	stream   string
 	expected eventstore.Expected
-	// as text: pgx encodes slices of uuids only if it knows the parameter's type
-	ids     []string
-	log     string // LogID.Lineage
-	sql     string
-	args    []any
-	entries bool
-	// the server has replied that nothing was written; the reason is read next
-	refusal bool
+	ids      []string // as text: pgx encodes slices of uuids only if it knows the parameter's type
+	log      string   // LogID.Lineage
+	sql      string
+	args     []any
+	entries  bool
+	refusal  bool // the server has replied that nothing was written; the reason is read next
 }
 
 func (db *Provider) newAppend(ctx context.Context, q querier, stream string, expected eventstore.Expected, events []eventstore.Draft) (*appending, error) {
@@ -272,7 +269,6 @@ func (a *appending) conflict(ctx context.Context, q querier, actual int64) error
 	return &eventstore.ConflictError{Stream: a.stream, Expected: a.expected, Actual: actual}
 }
 
-// damaged says how to restore the stream's row.
 func (a *appending) damaged() error {
 	return fmt.Errorf("append to %s: %w: restore the row: insert into %[3]s.streams as s (stream, category, version, ended) "+
 		"select stream, '%[4]s', max(version), bool_or(type = 'kinora.ended') from %[3]s.events where stream = '%[5]s' group by stream "+
@@ -342,17 +338,15 @@ func (a *appending) tryUntilKnown(ctx context.Context, send func(context.Context
 		case isAnswer(err):
 			return eventstore.Appended{}, err
 		case try > resolveTries:
-		case violates(err, "events_id_key"):
-			// a concurrent append of these ids: the next try finds them
+		case violates(err, "events_id_key"): // a concurrent append of these ids: the next try finds them
 			continue
 		case isRolledBack(err):
 			if pause(ctx, try) == nil {
 				continue
 			}
 		case ctx.Err() == nil && (lost || ambiguous && (!sent || isNetwork(err))):
-			// The reply is lost, because the server may be restarting. A second try is safe: the
-			// statement finds the ids if they were written. If only the reply to whereSQL is
-			// lost, nothing was written.
+			// A second try is safe: the statement finds the ids if they were written. If only the reply to
+			// whereSQL is lost, nothing was written.
 			ambiguous = ambiguous || !a.refusal
 			if pause(ctx, try) == nil {
 				continue

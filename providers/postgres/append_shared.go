@@ -16,9 +16,8 @@ import (
 	"github.com/kinora-go/kinora/internal/crash"
 )
 
-// appendQueue makes appends of this process share transactions, because a commit costs more than an
-// append. A few appends run at a time, each alone. The others wait; when one of the few ends, the next
-// transaction takes all that wait, each with its own statement and its own result.
+// appendQueue makes appends share transactions, because a commit costs more than an append. A few run at a time, each
+// alone. When one of them ends, the next transaction takes all that wait, each with its own statement and result.
 type appendQueue struct {
 	most    int // transactions at a time
 	mu      sync.Mutex
@@ -138,7 +137,6 @@ func (q *appendQueue) send(g *shareGroup) []*sharedAppend {
 	return order
 }
 
-// isSmall reports whether an append may share a transaction.
 func isSmall(events []eventstore.Draft) bool {
 	bytes := 0
 	for i := range events {
@@ -152,8 +150,7 @@ func (a *appending) share(ctx context.Context) (at eventstore.Appended, sent boo
 	db := a.db
 	s := &sharedAppend{appending: a, done: make(chan struct{})}
 	if db.queue.begin(s) {
-		// While it waits for a lock, it must not stop the others.
-		end := sync.OnceFunc(func() { db.queue.end(db) })
+		end := sync.OnceFunc(func() { db.queue.end(db) }) // while it waits for a lock, it must not stop the others
 		late := time.AfterFunc(shareLock, end)
 		defer end()
 		defer late.Stop()

@@ -26,9 +26,8 @@ func (db *DB) Batched() *Batched { return &Batched{db} }
 // queuing is the function of a unit whose handlers queue statements.
 type queuing = func(ctx context.Context, tx *pgx.Batch, found provider.Found) (provider.Closing, error)
 
-// Do implements provider.Units. It calls run before it sends a statement. If the server then
-// replies that a marker exists, a lane is held or the checkpoint decides, or if run parks
-// messages, Do calls run again, after an opening like that of DB.Do.
+// Do implements provider.Units. It calls run before it sends a statement, and again, after an opening like that of
+// DB.Do, if a marker exists, a lane is held, the checkpoint decides, or run parks messages.
 func (b *Batched) Do(ctx context.Context, u provider.Unit, run queuing) error {
 	if ctx.Err() == nil && !u.Once && u.Switch == nil && u.Careful == nil && u.DryRun == nil && !u.IsReplay() && (u.Reader == nil || u.Advance != nil) {
 		if done, err := b.newUnit(u, true).inOneTrip(ctx, run); done || err != nil {
@@ -150,9 +149,8 @@ func (w *unit) of(statement int) int {
 }
 
 // send sends the batch. Its error has a class, and the message whose statement failed. If ctx ends before the reply, send
-// requests a cancellation and waits for the result. If the server rolled back the handlers' statements, that counts like a
-// handler that takes too long, unless most of the time was spent waiting for a connection. Without a reply the result is
-// ambiguous, which does not count.
+// requests a cancellation and waits for the result. A rollback of the handlers' statements then counts like a handler that
+// takes too long, unless most of the time was a wait for a connection. Without a reply the result is ambiguous.
 func (w *unit) send(ctx context.Context, conn *leased) (err error) {
 	sent := now()
 	watch(ctx, conn, true, func() { err = w.results(conn.SendBatch(context.WithoutCancel(ctx), &w.Batch)) })
@@ -163,8 +161,7 @@ func (w *unit) send(ctx context.Context, conn *leased) (err error) {
 		return nil
 	}
 	e, err := pgError(err), fmt.Errorf("send: %w", err)
-	// this error closes the connection too
-	_, unsent := errors.AsType[pgx.ErrPreprocessingBatch](err)
+	_, unsent := errors.AsType[pgx.ErrPreprocessingBatch](err) // it closes the connection too
 	if e != nil || unsent {
 		err = withMessage(w.failed, err)
 	}
@@ -196,16 +193,14 @@ func (w *unit) results(r pgx.BatchResults) error {
 	}
 	w.failed = w.of(read)
 	err := r.Close()
-	// arguments that cannot be encoded: the error has the statement's text
-	if e, ok := errors.AsType[pgx.ErrPreprocessingBatch](err); ok {
+	if e, ok := errors.AsType[pgx.ErrPreprocessingBatch](err); ok { // an argument; the error has the statement's text
 		var of []int
 		for i, q := range w.QueuedQueries {
 			if q.SQL == e.SQL() {
 				of = append(of, w.of(i))
 			}
 		}
-		// otherwise several messages may have queued the statement
-		if w.failed = ofHandlers; len(slices.Compact(of)) == 1 {
+		if w.failed = ofHandlers; len(slices.Compact(of)) == 1 { // others may have queued the same statement
 			w.failed = of[0]
 		}
 	}

@@ -39,7 +39,7 @@ func setHeaders(e *provider.Entry, headers string) {
 	e.Malformed = e.Malformed || err != nil
 }
 
-// entryTime is where a column with a time of an entry goes. If it is out of range, the entry is malformed. Null is the zero time.
+// entryTime is where a time of an entry goes. One out of range makes the entry malformed. Null is the zero time.
 type entryTime struct {
 	of *provider.Entry
 	to *time.Time
@@ -219,7 +219,6 @@ func (db *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t c
 	rows, _ := db.pool.Query(ctx, db.q(sql), args...) // the rows return its error too
 	entries, err := collectClaimed(rows, t)
 	crash.Point("claim: after")
-	// returning has no order
-	slices.SortFunc(entries, func(a, b provider.Entry) int { return cmp.Compare(a.Seq, b.Seq) })
+	slices.SortFunc(entries, func(a, b provider.Entry) int { return cmp.Compare(a.Seq, b.Seq) }) // returning has no order
 	return entries, wrap("claim entries", explain(err))
 }

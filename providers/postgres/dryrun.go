@@ -68,11 +68,10 @@ func hidden(code, table string) error {
 // dryRun finds the rows that a transaction changed, without a commit. It compares the row versions that the transaction sees
 // with those that others see, through a separate connection: the pool may have only one.
 type dryRun struct {
-	db   *Provider
-	conn *pgx.Conn
-	// read only, read committed: each statement sees the latest commits
-	outside           pgx.Tx
-	xid, multi, drawn int64 // see the statements
+	db                *Provider
+	conn              *pgx.Conn
+	outside           pgx.Tx // read only, read committed: each statement sees the latest commits
+	xid, multi, drawn int64  // see the statements
 }
 
 type writtenTable struct {
@@ -108,8 +107,7 @@ func (db *Provider) beginDryRun(ctx context.Context) (*dryRun, error) {
 
 func (d *dryRun) end(ctx context.Context) {
 	if d.outside != nil {
-		// the server would end it later than the connection
-		rollback(ctx, d.outside)
+		rollback(ctx, d.outside) // the server would end it later than the connection
 	}
 	closeConn(ctx, d.conn)
 	<-d.db.dryRuns

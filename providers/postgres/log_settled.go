@@ -124,10 +124,9 @@ func (db *Provider) hides(tables []string) error {
 // settled has facts about the positions of the log that stay true on one branch.
 type settled struct {
 	branch   string
-	position int64 // every event at or before it is visible, or never becomes visible
-	head     int64 // the highest visible position of the last sighting
-	// of the last sighting: the events of each that are not visible are behind this position
-	holders map[string]int64
+	position int64            // every event at or before it is visible, or never becomes visible
+	head     int64            // the highest visible position of the last sighting
+	holders  map[string]int64 // of the last sighting: the events of each that are not visible are behind this position
 }
 
 // settling keeps these facts from sighting to sighting. Sightings do not overlap.
@@ -143,7 +142,7 @@ func (s *settling) known() settled {
 	return s.is
 }
 
-// forget drops the facts about a branch. It is called when the server is on another one.
+// forget drops the facts about a branch that the server has left.
 func (s *settling) forget(branch string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

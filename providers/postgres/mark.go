@@ -198,8 +198,7 @@ select array(
 		select from kinora.outbox f
 		where f.open and f.topic <> '' and f.topic = h.topic and f.key = h.key and f.id > h.id and f.status = 'pending') then true else false end),
 	coalesce((select topic from last), ''), coalesce((select key from last), ''), coalesce((select id from last), 0)`
-	// stuck entries that one call scans; the next call continues
-	stuckScan = 2000
+	stuckScan = 2000 // stuck entries that one call scans; the next call continues
 
 	lockHeadsSQL = `
 with ck as materialized (select clock_timestamp() t)
@@ -238,8 +237,7 @@ lanes as (
 		where e.open and e.topic <> '' and e.topic = w.topic and e.key = w.key and e.id < w.id) then false else true end),` + noneGone + restored + `
 select (select count(*) from restored), coalesce(max(topic) filter (where n = $3::int), ''), coalesce(max(key) filter (where n = $3::int), '')
 from walked`
-	// lanes that one call scans; the next call continues
-	orphanLanes = 1000
+	orphanLanes = 1000 // lanes that one call scans; the next call continues
 )
 
 // places are where the next scans for orphans and for stuck entries begin.
@@ -317,10 +315,9 @@ func (db *Provider) inTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 
 const deleteScan = 2000 // entries that one call scans
 
-// A published or skipped entry does not change any more, so a scanned one can be deleted, unless
-// another relay is deleting it. If all scanned entries were created within the shorter retention,
-// the later ones are not old enough. Rows with a creation time in the future, which other writers
-// left, do not count.
+// A published or skipped entry does not change any more, so it can be deleted, unless another relay is
+// deleting it. If all scanned entries were created within the shorter retention, the later ones are not
+// old enough. Creation times in the future, which other writers left, do not count.
 const deleteEntriesSQL = `
 with ck as materialized (select clock_timestamp() t),
 keep as materialized (
@@ -343,8 +340,7 @@ from scanned`
 
 // DeleteEntries implements provider.EntryMaintainer.
 func (db *Provider) DeleteEntries(ctx context.Context, keep outbox.EntryRetention, after int64) (n int, next int64, err error) {
-	// rounded up: only zero is zero
-	published := (keep.Published + time.Microsecond - 1).Microseconds()
+	published := (keep.Published + time.Microsecond - 1).Microseconds() // rounded up: only zero is zero
 	_, err = db.row(ctx, "delete entries", nil, []any{&n, &next},
 		deleteEntriesSQL, planned, after, deleteScan, published, keep.Skipped.Microseconds())
 	if err != nil {

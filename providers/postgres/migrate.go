@@ -301,9 +301,8 @@ func (db *Provider) state(ctx context.Context, q querier) (is state, err error) 
 	return is, err
 }
 
-// The rights that each service must have, by table. Rights that only some services use are not
-// required: inserts into the outbox by handlers that emit. An appender must have the rights to insert
-// into the outbox and to identify the log if the DB has a route.
+// The rights that each service must have, by table; routeNeeds are those of an appender of a DB with a
+// route. Inserts into the outbox by handlers that emit are not required, because only some do.
 var (
 	relayNeeds = rights("migrations: select", "outbox: select update delete", "leases: select insert update delete",
 		"services: select insert update delete", "pauses: select")
@@ -345,8 +344,7 @@ var asked = func() (all []right) {
 	return all
 }()
 
-// lacks returns the missing rights that the service needs. For provider.AnyService these are the rights of the service that lacks the
-// fewest.
+// lacks returns the missing rights of the service; for provider.AnyService those of the one that lacks the fewest.
 func (db *Provider) lacks(service provider.Service, missing []right) []string {
 	appender := appenderNeeds
 	if db.cfg.Route != nil {

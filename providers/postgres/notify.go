@@ -119,8 +119,7 @@ func (n *notifier) close() {
 
 // ListenerConfig is the configuration of a Listener. The zero value is the default.
 type ListenerConfig struct {
-	// server to listen on: the same database, not through a pooler in transaction mode; empty: as
-	// the pool connects
+	// the same database, not through a pooler in transaction mode; empty: as the pool connects
 	DSN string
 	// how long without notifications until a probe checks that they arrive; zero means 1m
 	Probe  time.Duration
@@ -164,8 +163,7 @@ func NewListener(db *DB, cfg *ListenerConfig) (*Listener, error) {
 	return l, nil
 }
 
-// Running is closed once Run has begun. Run then connects, and wakes relays and readers when it is
-// connected.
+// Running is closed once Run has begun. Run then connects, and wakes relays and readers.
 func (l *Listener) Running() <-chan struct{} { return l.running }
 
 const listenLimit = 5 * time.Second // for connecting, for a statement, and for a probe to arrive
@@ -298,8 +296,7 @@ func (l *Listener) probe(ctx context.Context, conn *pgx.Conn) error {
 	}
 }
 
-// await waits for one notification, and returns the payload of a probe. Any other notification
-// wakes relays and readers.
+// await waits for a notification, and returns the payload of a probe. Any other wakes relays and readers.
 func (l *Listener) await(ctx context.Context, conn *pgx.Conn, long time.Duration) (string, error) {
 	limit, cancel := context.WithTimeout(ctx, long)
 	defer cancel()

@@ -21,9 +21,7 @@ select case when $3::text <> '' and current_setting('lock_timeout') = '0' then s
 	pg_advisory_xact_lock_shared($1::int, $2::int)`
 	exclusiveSQL = `select pg_advisory_xact_lock($1::int, $2::int)`
 
-	// In one round trip the opening cannot decide which statements the handlers queue. Therefore
-	// an existing marker or a held lane is an error: otherwise the message would take effect
-	// again.
+	// In one round trip, an existing marker or a held lane is an error: the handlers have queued their statements.
 	mustMarkSQL = insertMarkers + ` order by 1, 3`
 
 	markSQL = insertMarkers + ` order by 1, 3` + newMarkers
@@ -54,9 +52,8 @@ with own as (
 select m.o::int - 1 from unnest($2::text[]) with ordinality m(id, o), lateral (
 	select from kinora.in_flight d where d.message_id = m.id and d.projector = $1::text and d.runner <> $3::text limit 1) d`
 
-	// Parked messages and messages in flight are looked up by index, whatever the server's
-	// statistics: the tables are usually empty, and the plan of a scan would be kept while they
-	// grow. Handlers get the previous setting back.
+	// Parked messages and messages in flight are looked up by index: the tables are usually empty, and
+	// the plan of a scan would be kept while they grow. Handlers get the previous setting back.
 	noScanSQL = `
 select set_config('kinora.enable_seqscan', current_setting('enable_seqscan'), true), set_config('enable_seqscan', 'off', true)`
 
@@ -64,9 +61,8 @@ select set_config('kinora.enable_seqscan', current_setting('enable_seqscan'), tr
 
 	// Parked messages are opened by locking their lanes. Then, with a newer snapshot, the first
 	// messages of these lanes are read.
-	lockLanesSQL = lanes + ` for update skip locked) h`
-	// an attempt was counted for this unit
-	awaitLanesSQL = lanes + ` for update) h`
+	lockLanesSQL  = lanes + ` for update skip locked) h`
+	awaitLanesSQL = lanes + ` for update) h` // an attempt was counted for this unit
 
 	lanes = `
 with ck as materialized (select clock_timestamp() t)
@@ -82,8 +78,7 @@ select p.id, p.lane, p.attempts, p.state, p.handlers from (select lane, count(*)
 	order by id limit l.n for no key update) p`
 )
 
-// open begins the transaction and opens the unit. Usually this takes one round trip. The
-// transaction is not nil if it has begun, also with an error.
+// open begins the transaction and opens the unit. The transaction is not nil if it has begun, also with an error.
 func (w *unit) open(ctx context.Context, conn *pgx.Conn) (tx pgx.Tx, err error) {
 	b := &pgx.Batch{}
 	if w.Switch == nil {
@@ -212,8 +207,7 @@ func (w *unit) lookup() ([]any, []provider.Marker) {
 	return []any{w.Generation, w.Advance.From, names, handlers, messages}, all
 }
 
-// positions returns the positions of the markers, in the order of Markers(nil), or nil if no
-// message has one.
+// positions returns the positions of the markers, in the order of Markers(nil), or nil if no message has one.
 func (w *unit) positions() []int64 {
 	if !slices.ContainsFunc(w.Messages, func(m provider.Message) bool { return m.Position > 0 }) {
 		return nil
@@ -233,8 +227,7 @@ func (w *unit) positions() []int64 {
 	return all
 }
 
-// lowest returns the lowest position of the messages that are compared with the checkpoint, or
-// nil if none is.
+// lowest returns the lowest position of the messages that are compared with the checkpoint, or nil.
 func (w *unit) lowest() (least *int64) {
 	for i := range w.Messages {
 		if m := &w.Messages[i]; m.Mark && m.Position > 0 && m.Parked == nil && (least == nil || m.Position < *least) {
@@ -298,8 +291,7 @@ func (w *unit) queueLanes(b *pgx.Batch) {
 	})
 }
 
-// markerID returns the id of a message as the tables of markers and messages in flight have it.
-// An index takes about 2,700 bytes a row.
+// markerID returns the id of a message for an index, which takes about 2,700 bytes a row.
 func markerID(id string) string {
 	if len(id) <= 1024 && storable(id) == id {
 		return id

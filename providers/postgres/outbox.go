@@ -141,9 +141,8 @@ where status = any($1::text[]) group by status`
 	stuckCountsSQL = `select status, count(*) from kinora.outbox where stuck and status = any($1::text[]) group by status`
 )
 
-// One statement locks and changes the entries that a person selected, and another releases the
-// held entries behind them: its snapshot is newer than any wait for a lock, during which more
-// entries may have been held.
+// One statement locks and changes the selected entries. Another releases those held behind them: its
+// snapshot is newer than any wait for a lock, during which more may have been held.
 const (
 	requeueSQL = `
 with ck as materialized (select clock_timestamp() t),
@@ -249,8 +248,7 @@ func counted[S ~string](ctx context.Context, db *DB, doing string, invalid error
 
 // Requeue implements outbox.Inspector.
 func (db *DB) Requeue(ctx context.Context, f outbox.Filter) (int, error) {
-	// rounded up: zero means by force
-	window := (db.cfg.RequeueWindow + time.Microsecond - 1).Microseconds()
+	window := (db.cfg.RequeueWindow + time.Microsecond - 1).Microseconds() // rounded up: zero means by force
 	if f.Force {
 		window = 0
 	}

@@ -56,10 +56,8 @@ const (
 
 	never = `'0001-01-01 00:00Z'::timestamptz` // the zero time
 
-	// Selects from each due lane its first message, or all up to the limit while they are of
-	// class held. Each lane costs the same, however many others there are and however long it is.
-	// If no lanes are given, an index finds the due ones: due_at > '-infinity' selects that
-	// index.
+	// Selects from each due lane its first message, or all up to the limit while they are of class held. Each lane
+	// costs the same. If no lanes are given, the index that due_at > '-infinity' selects finds the due ones.
 	dueSQL = `
 with ck as materialized (select clock_timestamp() t),
 h as materialized (
@@ -119,8 +117,7 @@ func (db *Provider) Try(ctx context.Context, p provider.Parked, limit int, again
 }
 
 const (
-	// The condition of a filter. $1 to $10 are its arguments in all statements, and $11 is the
-	// limit.
+	// $1 to $10 are the arguments of a filter in all statements, and $11 is the limit.
 	parkedFilter = `
 	p.id > 0 and ($1::text = '' or p.projector = $1::text) and ($2::text = '' or p.handler = $2::text)
 	and ($3::text = '' or p.key = $3::text) and ($4::text = '' or p.class = $4::text) and ($5::text = '' or p.code = $5::text)
@@ -264,8 +261,7 @@ func (db *Provider) Outcomes(ctx context.Context, questions []provider.Question)
 }
 
 const (
-	// One statement deletes the markers and raises the handler's low-water mark, so that no other
-	// transaction sees only one of these.
+	// One statement, so that no other transaction sees only the deletes or only the low-water mark.
 	pruneSQL = `
 with recursive ck as materialized (select clock_timestamp() - $3::bigint * interval '1 microsecond' as t),
 -- The walk skips from generation to generation of resolved messages.
@@ -341,10 +337,9 @@ func (db *Provider) DropMarkers(ctx context.Context, handler string, limit int) 
 }
 
 const (
-	// A message that is parked already keeps its row, and the row gets the handlers that it
-	// lacks. A skipped one is not changed. An existing hold is not changed, but locked: a unit
-	// that applies the last message of the lane must not delete the hold before it sees the
-	// messages that this unit parks.
+	// A message that is parked already keeps its row, which gets the handlers that it lacks, unless it is skipped. An
+	// existing hold is only locked: a unit that applies the last message of the lane must see the messages that this
+	// one parks before it deletes the hold.
 	parkSQL = `
 with ck as materialized (select clock_timestamp() t),
 parked as (
@@ -372,10 +367,9 @@ from json_populate_recordset(null::kinora.parked, $1::json) a where p.id = a.id`
 with gone as (delete from kinora.parked where id = any($1::bigint[]) and resolved_by = '')
 update kinora.parked set state = 'replayed', resolved_at = clock_timestamp() where id = any($1::bigint[]) and resolved_by <> ''`
 
-	// The caller has locked these lanes and changed messages in each; changed is the first of
-	// them. A lane without messages is no longer held. If its first message is stuck, the lane
-	// waits for a person. If its first message is one of $2, the lane is due after that message's
-	// delay. Otherwise it is due now, unless its first message precedes all changed ones.
+	// The caller has locked these lanes and changed messages in each; changed is the first of them. A lane without
+	// messages is no longer held. If its first message is stuck, it waits for a person. If that is one of $2, the lane
+	// is due after its delay. Otherwise it is due now, unless that precedes all changed ones.
 	releaseSQL = `
 with ck as materialized (select clock_timestamp() t),
 l as materialized (
@@ -423,8 +417,7 @@ func (w *unit) queueResolved(c provider.Closing) {
 	for _, m := range w.Markers(&w.found) {
 		delete(w.marked, m)
 	}
-	// markers of messages that are not live
-	if len(w.marked) > 0 {
+	if len(w.marked) > 0 { // of messages that are not live
 		handlers, messages := columns(slices.Collect(maps.Keys(w.marked)))
 		w.Queue(noScanSQL)
 		w.Queue(w.db.q(unmarkSQL), w.Generation, handlers, messages)

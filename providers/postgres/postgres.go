@@ -41,7 +41,6 @@ type Config struct {
 }
 
 // ErrNotMigrated means that the schema does not exist, or is older than this package requires.
-// Call Migrate.
 var ErrNotMigrated = errors.New("the database is not migrated: call Migrate")
 
 // ErrEncoding means that the database is not encoded as UTF-8.
@@ -172,8 +171,7 @@ func (db *DB) Close() {
 
 const defaultSchema = "kinora"
 
-// q returns a statement for the configured schema. Statements are written for the schema
-// "kinora".
+// q returns a statement, which is written for the schema "kinora", for the configured one.
 func (db *Provider) q(statement string) string {
 	if db.cfg.Schema == defaultSchema {
 		return statement
@@ -193,8 +191,7 @@ func in(schema, statement string) string {
 	return strings.NewReplacer("::"+defaultSchema+".", `::"`+schema+`".`, `"`+defaultSchema+`".`, `"`+schema+`".`, defaultSchema+".", schema+".").Replace(statement)
 }
 
-// within calls f, which sends statements in a transaction. It returns f's error, or an error of the
-// transaction.
+// within calls f, which sends statements in a transaction. It returns f's error or one of the transaction.
 type within func(ctx context.Context, f func(q session) error) error
 
 func (db *Provider) in(tx pgx.Tx) within {
@@ -214,9 +211,8 @@ type Tx struct {
 	in within
 }
 
-// InTx returns the view of tx, which must be at READ COMMITTED: at a higher level, PostgreSQL
-// replies to a stale expected version with 40001 and an aborted transaction instead of a
-// conflict.
+// InTx returns the view of tx, which must be at READ COMMITTED: at a higher level, a stale expected
+// version is the error 40001 and an aborted transaction instead of a conflict.
 func (db *DB) InTx(tx pgx.Tx) *Tx { return &Tx{db: db.Provider, in: db.in(tx)} }
 
 // CallersTx marks a store inside a caller's transaction.

@@ -73,8 +73,7 @@ func newHandlersTx(ctx context.Context, db *Provider) (*handlersTx, error) {
 	}
 	h := &handlersTx{driver: &heldConn{Conn: acquired.(*stdlib.Conn)}}
 	h.db = sql.OpenDB(h.driver)
-	// the end of a context would end tx while the unit runs
-	ctx = context.WithoutCancel(ctx)
+	ctx = context.WithoutCancel(ctx) // its end would end tx while the unit runs
 	if h.conn, err = h.db.Conn(ctx); err == nil {
 		h.tx, err = h.conn.BeginTx(ctx, nil)
 	}

@@ -236,17 +236,14 @@ func class(err error) error {
 	}
 	of := provider.HandlerError(err)
 	switch e := pgError(err); {
-	// a violation of events_id_key may pass
-	case of.Class == provider.ClassPermanent && !violates(err, "events_id_key"):
+	case of.Class == provider.ClassPermanent && !violates(err, "events_id_key"): // which may pass
 	case e != nil:
 		of.Class, of.Code = provider.ClassUnknown, e.Code
 		switch {
-		// the client could not read or encode rows to copy
-		case e.Code == queryCanceled && e.Routine == "CopyGetData":
+		case e.Code == queryCanceled && e.Routine == "CopyGetData": // the client could not read or encode rows to copy
 		case e.Code == deadlockDetected:
 			of.Class, of.Code = provider.ClassTransient, provider.CodeDeadlock
-		// data: a retry cannot help
-		case strings.HasPrefix(e.Code, "22"):
+		case strings.HasPrefix(e.Code, "22"): // data: a retry cannot help
 			of.Class = provider.ClassPermanent
 		case transient.MatchString(e.Code):
 			of.Class = provider.ClassTransient
@@ -266,10 +263,9 @@ func isNetwork(err error) bool {
 	return isConnect(err) || network && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
 }
 
-// ofHandler classes an error of a handler whose unit's connection works. An error that looks like
-// a network error is then the handler's, unless only PostgreSQL's client returns it, for example
-// if the handler reads through a pool. If such a pool fails with an unexpected EOF or a reset,
-// the source is unknown, and the attempt counts.
+// ofHandler classes an error of a handler whose unit's connection works. A network error is then the
+// handler's, unless only PostgreSQL's client returns it, for example if the handler reads through a pool.
+// The source of an unexpected EOF or a reset is unknown: the attempt counts.
 func ofHandler(err error) error {
 	if _, ok := errors.AsType[*provider.Error](err); ok || err == nil || pgError(err) != nil || !isNetwork(err) ||
 		isConnect(err) || errors.Is(err, pgconn.ErrConnClosed) {
@@ -300,10 +296,9 @@ func isConnect(err error) bool {
 	return ok && !errors.Is(err, context.Canceled)
 }
 
-// maybeExecuted reports whether a statement that failed with err may have been executed: it was sent,
-// and the server has not replied that it failed. A FATAL error, or one of class 08, may come from
-// a pooler whose connection to the server broke. SafeToRetry is ignored for a closed connection:
-// see docs/adr/0005.
+// maybeExecuted reports whether a statement that failed with err may have been executed. A FATAL error, or
+// one of class 08, may come from a pooler whose connection to the server broke. SafeToRetry is ignored for
+// a closed connection: see docs/adr/0005.
 func maybeExecuted(err error) bool {
 	if err == nil || isConnect(err) {
 		return false

@@ -151,8 +151,7 @@ func (t *Tx) LoadSnapshot(ctx context.Context, stream, schema string) (s eventst
 	return s, wrap("load the snapshot of "+stream, explain(err))
 }
 
-// SaveSnapshot implements eventstore.SnapshotStore. Like any statement that fails, it leaves the
-// transaction aborted if it fails.
+// SaveSnapshot implements eventstore.SnapshotStore. An error of it leaves the transaction aborted.
 func (t *Tx) SaveSnapshot(ctx context.Context, stream string, s eventstore.Snapshot) error {
 	if err := provider.CheckSnapshot(stream, s); err != nil {
 		return err

@@ -91,8 +91,7 @@ func take(ctx context.Context, lock chan struct{}) bool {
 // once runs fn in one transaction. again reports whether another run may succeed.
 func (r *run) once(ctx context.Context) (again bool, err error) {
 	life := r.life(ctx)
-	// the end of ctx does not make the result of a commit unknown at once
-	late, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	late, cancel := context.WithCancel(context.WithoutCancel(ctx)) // a commit outlives ctx by commitGrace
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(commitGrace, cancel) })()
 	again, lost, err := r.transaction(ctx, late)
@@ -181,8 +180,7 @@ func (r *run) resolve(ctx context.Context, xid, life string, lost error) (again 
 	defer cancel()
 	for try := 1; ; try++ {
 		var status, now string
-		// an error: the server may be restarting
-		_ = r.pool.QueryRow(ctx, statusSQL, xid).Scan(&status, &now)
+		_ = r.pool.QueryRow(ctx, statusSQL, xid).Scan(&status, &now) // an error: the server may be restarting
 		switch {
 		case status == "aborted":
 			return true, lost

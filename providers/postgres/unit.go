@@ -17,22 +17,19 @@ import (
 // unit is a call of Do. Its messages have their ids as in the table of markers.
 type unit struct {
 	provider.Unit
-	// the closing, after the statements that handlers queued; in one round trip the whole unit
-	pgx.Batch
-	db      *Provider
-	acquire func(ctx context.Context) (*leased, error)
-	queues  bool // its handlers queue statements
-	found   provider.Found
-	// the markers that the opening inserted, or with Advance those that do not exist
-	marked     map[provider.Marker]bool
+	pgx.Batch  // the closing, after the statements that handlers queued; in one round trip the whole unit
+	db         *Provider
+	acquire    func(ctx context.Context) (*leased, error)
+	queues     bool // its handlers queue statements
+	found      provider.Found
+	marked     map[provider.Marker]bool // that the opening inserted, or with Advance those that do not exist
 	checkpoint provider.Checkpoint
-	mayHold    bool // the projector has held lanes: those of the messages must be looked up
-	advanced   bool // the statement that moves the checkpoint is queued
-	// message whose handlers run, or in which the transaction failed; -1: none
-	now      int
-	parts    []part    // parts of the batch
-	returned time.Time // when queuing handlers returned
-	failed   int       // message or part of the failed statement of the batch
+	mayHold    bool      // the projector has held lanes: those of the messages must be looked up
+	advanced   bool      // the statement that moves the checkpoint is queued
+	now        int       // message whose handlers run, or in which the transaction failed; -1: none
+	parts      []part    // parts of the batch
+	returned   time.Time // when queuing handlers returned
+	failed     int       // message or part of the failed statement of the batch
 }
 
 func (db *Provider) newUnit(u provider.Unit, queues bool) *unit {
@@ -45,9 +42,7 @@ func (db *Provider) newUnit(u provider.Unit, queues bool) *unit {
 type leased struct {
 	*pgx.Conn
 	release func()
-	// abandon gives the connection's place in the pool to another one. Its network connection is
-	// closed, but a handler may still be using the rest.
-	abandon func()
+	abandon func() // gives its place in the pool to another one: a handler may still be using it
 }
 
 func (db *Provider) lease(ctx context.Context) (*leased, error) {
@@ -261,8 +256,7 @@ func watch(ctx context.Context, conn *leased, interrupt bool, f func()) (lost bo
 		conn.abandon()
 		limit, cancel = context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
-		// otherwise the server would notice only at the end of a statement
-		_ = conn.PgConn().CancelRequest(limit)
+		_ = conn.PgConn().CancelRequest(limit) // otherwise the server would notice only at the end of a statement
 	})
 	defer func() { // also after a panic
 		close(returned)

@@ -24,8 +24,7 @@ const (
 	commandArgs     = 7000 // Lua passes at most 8,000 arguments
 )
 
-// DoCombined implements provider.MarkerUnits. Each message is applied by a script that checks and sets
-// its markers. A script has several messages, and a unit several scripts.
+// DoCombined implements provider.MarkerUnits. Scripts of several messages check and set their markers and apply them.
 //   - A unit that needs no markers is one MULTI/EXEC.
 //   - Usually run is called once, before anything is sent, with a Found in which all messages are
 //     fresh. If a script finds that one is not, the markers are read, and run is called again.
@@ -53,8 +52,7 @@ func (u *Units) DoCombined(ctx context.Context, unit provider.Unit, run func(con
 	return m.record, nil
 }
 
-// hasMarkers reports whether a unit uses markers or the checkpoint. Parked messages of a projector without
-// markers do.
+// hasMarkers reports whether a unit uses markers or the checkpoint. Parked messages always do.
 func hasMarkers(u *provider.Unit) bool {
 	return u.Advance != nil || u.Reader != nil || u.Switch != nil || u.IsReplay() ||
 		slices.ContainsFunc(u.Messages, func(m provider.Message) bool { return m.Mark })
@@ -78,9 +76,7 @@ type marked struct {
 // errChanged: messages are not as the unit has found them.
 var errChanged = transient("changed", errors.New("markers or the checkpoint have changed"))
 
-// runsAgain is how often run is called again after errChanged.
-const runsAgain = 20
-
+// do calls run again after errChanged, up to 20 times.
 func (m *marked) do(ctx context.Context) (err error) {
 	looks := m.unit.Once || m.unit.IsReplay() || m.unit.Reader != nil && m.unit.Advance == nil
 	for try := 0; ; try++ {
@@ -90,7 +86,7 @@ func (m *marked) do(ctx context.Context) (err error) {
 				return err
 			}
 		}
-		if err = m.once(ctx); !errors.Is(err, errChanged) || try == runsAgain {
+		if err = m.once(ctx); !errors.Is(err, errChanged) || try == 20 {
 			return err
 		}
 		pauses.Wait(ctx, time.Duration(try)*time.Millisecond, nil)

@@ -16,47 +16,41 @@
 // In both forms:
 //
 //   - A message whose handlers fail, panic or end too late sends no command.
-//   - Messages of one key are applied in order. A message that cannot be applied is parked and
-//     holds its key, as with any store.
+//   - Messages of one key are applied in order. One that cannot be applied is parked and holds its key.
 //   - An outage of Redis parks no message. Messages are tried again until Redis replies.
 //   - Redis undoes nothing. If the first command of a message fails, the message is tried again as usual.
-//     If a later one fails (WRONGTYPE, for example), the message is stuck at once with the code
-//     "partly_applied", and is not tried again until a person replays or skips it.
+//     If a later one fails (WRONGTYPE, for example), the message is stuck at once ("partly_applied") until a
+//     person replays or skips it.
 //   - A queued command has no result in the handler. Read through the client, or with Watch.
 //
 // # With markers
 //
-// With Config.OwnMarkers a message takes effect once. A script checks and sets its markers and
-// runs its commands; no other client sees a part of them. The checkpoint of the projector is next to
-// the markers, and moves with the messages. A kill at any step, a lost reply and concurrent
-// duplicates change nothing about that.
+// With Config.OwnMarkers a message takes effect once, also after a kill at any step, a lost reply and
+// concurrent duplicates. A script checks and sets its markers and runs its commands; no other client sees a
+// part of them. The checkpoint of the projector is next to the markers, and moves with the messages.
 //
-// Redis may lose data: it is killed before its file is written, is restarted from an old snapshot,
-// or fails over to a replica that lacks the last writes. Then markers and checkpoint go back with the
-// read model. What follows depends on the log:
+// If Redis loses data (killed before its file is written, restarted from an old snapshot, or failed over to
+// a replica that lacks the last writes), markers and checkpoint go back with the read model. Then:
 //
-//   - A projector that reads FromLog, or that is completed by the log (a runner over a broker with
-//     markers, whose second store has the events), notices the other server by itself, and
-//     applies the lost events again, in order. Until then, events that are delivered wait.
-//     RunnerObserver.Completed gets each of them, with the reason "lost". Messages that were parked
-//     at the time of the snapshot and have been applied since are applied again, too. Output is
-//     not sent again while the second store keeps its markers (marker.Retention). A handler that was
-//     added later also gets the events before that, if Redis is empty.
+//   - A projector that reads FromLog, or is completed by the log (a runner over a broker with markers, whose
+//     second store has the events), notices the other server, and applies the lost events again, in order.
+//     Until then, delivered events wait. RunnerObserver.Completed gets each, with the reason "lost". Messages
+//     that were parked at the time of the snapshot and have been applied since are applied again, too. Output
+//     is not sent again while the second store keeps its markers (marker.Retention). A handler that was added
+//     later also gets the events before that, if Redis is empty.
 //   - Without the log (Options.BrokerOnly, or messages that are no events of it), what Redis has lost is
 //     missing. Rebuild the read model from another source.
 //
 // Conditions:
 //
-//   - Redis must not evict keys: with maxmemory-policy allkeys-* a runner refuses to start (ErrUnsafe).
-//     Kinora's keys have no expiry, so volatile-* does not touch them. INFO must be allowed, and show
-//     run_id, by which a restart is noticed.
-//   - Restarts, failovers and FLUSHALL are noticed. Data that is replaced inside a running server is
-//     not (DEBUG RELOAD, RESTORE of Kinora's keys).
-//   - Handlers cannot use scripts, transactions and blocking commands: their commands run in a script. One
-//     script has at most 1,000 commands and 1 MiB, or one message with at most 10,000 commands and 16 MiB, and
-//     blocks Redis for that long.
-//   - If the second store has an outbox, OnEmit works. Output is committed before its effect, once. The
-//     handler runs again for the effect: it must return the same output then.
+//   - With maxmemory-policy allkeys-*, or without INFO and its run_id, a runner refuses to start: see
+//     Units.ReadyFor.
+//   - Restarts, failovers and FLUSHALL are noticed. Data that is replaced inside a running server is not
+//     (DEBUG RELOAD, RESTORE of Kinora's keys).
+//   - Handlers cannot use scripts, transactions and blocking commands: their commands run in a script, which
+//     blocks Redis. It has at most 1,000 commands and 1 MiB, or one message with at most 10,000 and 16 MiB.
+//   - If the second store has an outbox, OnEmit works. Output is committed once, before its effect. The handler
+//     runs again for the effect, and must return the same output.
 //   - The switch to OwnMarkers requires an empty read model and another name of the projector.
 //
 // In a cluster, all keys of the units must be in one hash slot: set Config.HashTag, and make keys with
@@ -76,15 +70,14 @@
 // # Without markers
 //
 // Without OwnMarkers, the commands of a unit are sent in one MULTI/EXEC. All of its messages take effect
-// again if the process ends between EXEC and the acks, if the commit in the second store fails, or if the
-// reply to EXEC is lost: write commands that may be repeated, such as SET, HSET and ZADD with values of the
-// event, or accept that a counter may be too high. Options.Markers is a no-op, logged at debug and counted
+// again if the process ends between EXEC and the acks, the commit in the second store fails, or the reply to
+// EXEC is lost: write commands that may be repeated, such as SET, HSET and ZADD with values of the event, or
+// accept that a counter may be too high. Options.Markers is a no-op, logged at debug and counted
 // (projector.RunnerObserver.Unmarked). There is no output, no Wait and no rebuild. What Redis loses is lost.
 //
 // # Costs
 //
-// Each unit costs a transaction of the second store, which is open while the handlers run and
-// the commands are sent. If that store is SQLite, all other writers of the file wait for it, also
-// while Redis does not reply. If a command takes longer than the client's ReadTimeout, its reply is
-// lost, and the unit runs again. Set ReadTimeout above the duration of slow commands.
+// Each unit has a transaction of the second store open while the handlers run and the commands are sent. If
+// that store is SQLite, all other writers of the file wait, also while Redis does not reply. If a command
+// takes longer than the client's ReadTimeout, its reply is lost, and the unit runs again: set it higher.
 package redis

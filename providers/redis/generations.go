@@ -20,10 +20,10 @@ import (
 // A generation has its own tables, with its suffix in their names. Which of them readers see is in one
 // hash, shown, by the plain names.
 
-// Shown returns the names of the tables that readers of the read model see for names in
-// projector.Options.Tables: those of the live generation. Pass them to Key. Readers of several keys or
-// tables call it once, so that they see one generation. They call it again after they have read, and read again
-// if the names have changed, if events must never vanish: the tables before may already have later events.
+// Shown returns the names of the tables of the live generation for names in projector.Options.Tables. Pass them
+// to Key. Readers of several keys or tables call it once, so that they see one generation. If events must never
+// vanish, they call it again after they have read, and read again if the names have changed: the tables before may
+// already have later events.
 func (u *Units) Shown(ctx context.Context, tables ...string) (names []string, err error) {
 	return u.namesIn(ctx, "shown", tables)
 }
@@ -63,12 +63,12 @@ func (m *marked) finishSwitch(ctx context.Context) error {
 
 // Shows implements provider.MarkerUnits.
 func (u *Units) Shows(ctx context.Context, pairs []provider.TablePair) (bool, error) {
+	if len(pairs) == 0 {
+		return true, nil
+	}
 	tables := make([]string, len(pairs))
 	for i, p := range pairs {
 		tables[i] = p.Other
-	}
-	if len(tables) == 0 {
-		return true, nil
 	}
 	names, err := u.Shown(ctx, tables...)
 	for i, p := range pairs {
@@ -140,14 +140,11 @@ func (u *Units) unlinkTable(ctx context.Context, b provider.Build, table string,
 		n += len(keys)
 		return n < limit, unlink(ctx, node, keys)
 	})
-	if err != nil {
-		return n, err
-	}
-	if cursor != 0 {
+	if err == nil && cursor != 0 {
 		u.scans.Store(scan, cursor)
 		n = max(n, 1)
 	}
-	return n, nil
+	return n, err
 }
 
 func unlink(ctx context.Context, node goredis.Cmdable, keys []string) error {
@@ -205,13 +202,10 @@ func setOf(keys []string) map[string]bool {
 	return set
 }
 
-// differingMost is the most differences that Differing returns.
-const differingMost = 100_000
-
-// Differing implements provider.MarkerUnits. A row is a key of a table. Its columns are the type of the
-// key, and the value of a string, or the fields, members or items that differ. Members of a sorted
-// set have their scores, those of a set are true, and items of a list are numbered from 0. Fields and
-// members of c.Ignore, and expiry, are not compared.
+// Differing implements provider.MarkerUnits. It returns at most 100,000 differences. A row is a key of a table. Its
+// columns are the type of the key, and the value of a string, or the fields, members or items that differ. Members of
+// a sorted set have their scores, those of a set are true, and items of a list are numbered from 0. Fields and members
+// of c.Ignore, and expiry, are not compared.
 func (u *Units) Differing(ctx context.Context, c provider.Comparison) (found []provider.Difference, err error) {
 	for _, pair := range c.Pairs {
 		for i, table := range []string{pair.Table, pair.Other} {
@@ -223,7 +217,7 @@ func (u *Units) Differing(ctx context.Context, c provider.Comparison) (found []p
 					if err != nil {
 						return false, err
 					}
-					if differs && len(found) < differingMost {
+					if differs && len(found) < 100_000 {
 						found = append(found, d)
 					}
 				}

@@ -118,7 +118,7 @@ func (u *Units) keysOfCommand(ctx context.Context, c *goredis.ClusterClient, cmd
 	info := (*infos)[strings.ToLower(cmd.Name())]
 	if info == nil || slices.Contains(info.Flags, "movablekeys") {
 		keys, err := c.Do(ctx, append([]any{"command", "getkeys"}, args...)...).StringSlice()
-		if err != nil && !isReply(err) {
+		if _, isReply := replyOf(err); err != nil && !isReply {
 			return nil, ofExec(err, false)
 		}
 		return keys, nil // without keys, or unknown: Redis refuses it

@@ -19,14 +19,11 @@ import (
 // Checkpoint implements provider.Progress. b has a number. On another server than the one that the
 // checkpoint was stored on, ModeClosing and ModeLive become ModeCatchUp, and Restored is set.
 func (u *Units) Checkpoint(ctx context.Context, b provider.Build) (c provider.Checkpoint, err error) {
-	if err := provider.CheckStorable("projector", b.Projector); err != nil {
-		return c, fmt.Errorf("read the checkpoint: %w", err)
+	a, err := u.try(ctx, "read the checkpoint", provider.CheckStorable("projector", b.Projector), getCheckpointScript, u.keysOf(b).list[:1])
+	if err != nil {
+		return c, err
 	}
 	c.Generation = b.Number()
-	a, err := u.run(ctx, getCheckpointScript, u.keysOf(b).list[:1], nil)
-	if err != nil {
-		return c, fmt.Errorf("read the checkpoint: %w", err)
-	}
 	var fields answer
 	if len(a) == 3 {
 		fields, _ = a[2].([]any)
@@ -75,9 +72,13 @@ func (u *Units) move(ctx context.Context, doing string, err error, s *goredis.Sc
 	if err == nil {
 		err = u.checkServer(ctx)
 	}
-	var a answer
+	return u.try(ctx, doing, err, s, u.keysOf(b).list[:1], args...)
+}
+
+// try runs a script, unless there is an error already.
+func (u *Units) try(ctx context.Context, doing string, err error, s *goredis.Script, keys []string, args ...any) (a answer, _ error) {
 	if err == nil {
-		a, err = u.run(ctx, s, u.keysOf(b).list[:1], args)
+		a, err = u.run(ctx, s, keys, args)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", doing, err)
@@ -154,16 +155,13 @@ func (u *Units) unlinkEmptied(ctx context.Context, b provider.Build) error {
 	return err
 }
 
-// lookPage is the most messages that one script looks up.
-const lookPage = 500
-
 // Unapplied implements provider.Progress. b has a number.
 func (u *Units) Unapplied(ctx context.Context, b provider.Build, messages []provider.Message) ([]bool, error) {
 	if err := provider.CheckUnapplied(b.Projector, messages); err != nil {
 		return nil, fmt.Errorf("look up markers: %w", err)
 	}
 	unapplied := make([]bool, 0, len(messages))
-	for page := range slices.Chunk(messages, lookPage) {
+	for page := range slices.Chunk(messages, 500) { // of one script
 		m := &marked{Units: u, unit: provider.Unit{Projector: b.Projector, Generation: b.Generation, Messages: page}, keys: u.keysOf(b)}
 		is, err := m.lookUp(ctx)
 		if err != nil {
@@ -176,19 +174,13 @@ func (u *Units) Unapplied(ctx context.Context, b provider.Build, messages []prov
 
 // PruneApplied implements provider.Progress. b has a number.
 func (u *Units) PruneApplied(ctx context.Context, b provider.Build, handlers []string, limit int) (int, error) {
-	if err := provider.CheckPrune(b.Projector, handlers); err != nil {
-		return 0, fmt.Errorf("prune applied: %w", err)
-	}
 	k := u.keysOf(b)
 	sets := k.list[:1]
 	for _, h := range append([]string{noHandler}, handlers...) {
 		sets = append(sets, k.events(h))
 	}
-	a, err := u.run(ctx, pruneAppliedScript, sets, []any{limit})
-	if err != nil {
-		return 0, fmt.Errorf("prune applied: %w", err)
-	}
-	return int(a.number(0)), nil
+	a, err := u.try(ctx, "prune applied", provider.CheckPrune(b.Projector, handlers), pruneAppliedScript, sets, limit)
+	return int(a.number(0)), err
 }
 
 // Outcomes implements provider.MarkerUnits.

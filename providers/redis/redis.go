@@ -52,18 +52,16 @@ func (u *Units) Keeps() provider.Keeps {
 	return provider.Keeps{Markers: u.cfg.OwnMarkers, Tables: u.cfg.OwnMarkers}
 }
 
-// Do implements provider.Units. It calls run once, and then sends the commands that run has
-// queued in one MULTI/EXEC.
-//   - Found says that each message is fresh, because Redis has no markers and no parked messages.
-//   - The error of a lost connection or server is transient if EXEC was not sent, and ambiguous
-//     if it may have been.
-//   - If Redis refuses a command, before or inside EXEC, the error is ClassUnknown with the first
-//     word of the reply as its code ("WRONGTYPE"), or transient if the server is not ready
-//     (LOADING, OOM, READONLY and others). If other commands of the message took effect, it is
-//     permanent with CodePartly.
+// Do implements provider.Units. It calls run once, with a Found in which each message is fresh, and sends the
+// commands that run has queued in one MULTI/EXEC.
+//   - The error of a lost connection or server is transient if EXEC was not sent, and ambiguous if it may have
+//     been.
+//   - If Redis refuses a command, the error is ClassUnknown with the first word of the reply as its code
+//     ("WRONGTYPE"), or transient if the server is not ready (LOADING, OOM, READONLY and others). If other
+//     commands of the message took effect, it is permanent with CodePartly.
 //   - Keys of several hash slots are permanent, with the code CROSSSLOT.
-//   - Output, parked messages, dry runs and units with Switch are permanent errors: use
-//     provider.Combine with a store that keeps them. With OwnMarkers, all units are.
+//   - Output, parked messages, dry runs and units with Switch are permanent errors: use provider.Combine with a
+//     store that keeps them. With OwnMarkers, all units are.
 func (u *Units) Do(ctx context.Context, unit provider.Unit, run func(context.Context, goredis.Pipeliner, provider.Found) (provider.Closing, error)) error {
 	if u.cfg.OwnMarkers {
 		return permanent("not_kept", errors.New("redis keeps no parked messages: use provider.Combine"))
@@ -102,13 +100,11 @@ func transient(code string, err error) *provider.Error {
 
 // Config configures Units. The zero value is the default.
 type Config struct {
-	// OwnMarkers: markers and checkpoints are kept in Redis, and each message is applied by a script
-	// that checks and sets its markers. Then a message takes effect once. See the package
-	// documentation for what is lost with Redis' data, and what the log brings back.
+	// OwnMarkers keeps markers and checkpoints in Redis, so that a message takes effect once: see the
+	// package documentation.
 	OwnMarkers bool
-	// HashTag is in the keys of Kinora, and in those that Units.Key returns: "{shop}". In a cluster it
-	// is required, because a script can use the keys of one hash slot only. At most 40 letters,
-	// digits, "-" and "_".
+	// HashTag is in the keys of Kinora, and in those that Units.Key returns: "{shop}". Required in a cluster
+	// with OwnMarkers. At most 40 letters, digits, "-" and "_", like Prefix.
 	HashTag string
 	// Prefix begins the keys of Kinora. Empty means "kinora". Units with the same prefix and hash tag
 	// share their markers.
@@ -143,12 +139,9 @@ func (c *Config) validate(client goredis.UniversalClient) error {
 // ErrUnsafe means that the server would not keep markers: it evicts keys, or does not show what it is.
 var ErrUnsafe = errors.New("redis: the server does not keep markers")
 
-// ReadyFor implements provider.ReadyChecker. With OwnMarkers it returns ErrUnsafe if
-//   - maxmemory-policy is one of allkeys-*: Redis may delete markers when its memory is full. With
-//     volatile-* it may not, because markers have no expiry;
-//   - INFO does not show the id of the server (run_id), by which a restart is noticed.
-//
-// The server is checked again after each restart.
+// ReadyFor implements provider.ReadyChecker. With OwnMarkers, after each start of the server, it returns ErrUnsafe if
+//   - maxmemory-policy is one of allkeys-*: Redis may evict markers, which have no expiry, unlike with volatile-*;
+//   - INFO is not allowed, or does not show the id of the server (run_id), by which a restart is noticed.
 func (u *Units) ReadyFor(ctx context.Context, _ provider.Service) error {
 	if !u.cfg.OwnMarkers {
 		return nil

@@ -42,12 +42,12 @@ func (t *transaction) Exec(context.Context) ([]goredis.Cmder, error) {
 // Discard makes the unit fail.
 func (t *transaction) Discard() { t.ended = true }
 
-// Pipelined returns ErrEnded and makes the unit fail.
+// Pipelined is like Exec.
 func (t *transaction) Pipelined(ctx context.Context, _ func(goredis.Pipeliner) error) ([]goredis.Cmder, error) {
 	return t.Exec(ctx)
 }
 
-// TxPipelined returns ErrEnded and makes the unit fail.
+// TxPipelined is like Exec.
 func (t *transaction) TxPipelined(ctx context.Context, _ func(goredis.Pipeliner) error) ([]goredis.Cmder, error) {
 	return t.Exec(ctx)
 }
@@ -63,8 +63,7 @@ func (t *transaction) begin(message int) {
 	t.starts = append(t.starts, start{t.Len(), message})
 }
 
-// reserved lists commands that would end the transaction or change the connection, which others
-// use after it.
+// reserved lists commands that would end the transaction, or change the connection for others.
 var reserved = setOf([]string{"multi", "exec", "discard", "watch", "unwatch", "select", "auth", "hello", "reset", "quit", "client",
 	"subscribe", "psubscribe", "ssubscribe", "unsubscribe", "punsubscribe", "sunsubscribe", "monitor", "asking", "readonly", "readwrite"})
 
@@ -72,8 +71,7 @@ var reserved = setOf([]string{"multi", "exec", "discard", "watch", "unwatch", "s
 var noScript = setOf([]string{"eval", "evalsha", "eval_ro", "evalsha_ro", "fcall", "fcall_ro", "script", "function", "blpop", "brpop", "blmove",
 	"brpoplpush", "bzpopmin", "bzpopmax", "blmpop", "bzmpop", "wait", "waitaof", "xread", "xreadgroup"})
 
-// refused returns an error if a handler has ended the transaction, or has queued a command that cannot
-// be part of it.
+// refused returns an error if a handler has ended the transaction, or queued a command that cannot be part of it.
 func (t *transaction) refused() error {
 	for _, cmd := range t.Cmds() {
 		name := cmd.Name() // in lower case
@@ -104,8 +102,7 @@ func (t *transaction) end(ctx context.Context, failed error) error {
 
 // result returns the error of the commands that were sent, or nil.
 func (t *transaction) result(cmds []goredis.Cmder, err error) error {
-	// all commands without a reply have this error
-	if err != nil && !isReply(err) {
+	if _, isReply := replyOf(err); err != nil && !isReply { // all commands without a reply have this error
 		return ofExec(err, true)
 	}
 	if errors.Is(err, goredis.Nil) {
@@ -193,11 +190,15 @@ func Watch(ctx context.Context, tx goredis.Pipeliner, read func(ctx context.Cont
 				Message: message, Err: errors.New("a message that reads with Watch runs without others before it"),
 			}}
 		}
-		node, err := t.marked.node(ctx)
+		node, err := t.marked.nodeOf(ctx, t.marked.keys.list[0])
+		client, is := node.(*goredis.Client)
+		if err == nil && !is {
+			err = fmt.Errorf("redis: Watch does not support a client of type %T", node)
+		}
 		if err != nil {
 			return ofExec(err, false)
 		}
-		w = &watch{conn: node.Conn()}
+		w = &watch{conn: client.Conn()}
 		t.watches = map[int]*watch{message: w}
 	}
 	if err := w.conn.Do(ctx, append([]any{"watch"}, anys(keys)...)...).Err(); err != nil {
@@ -212,17 +213,6 @@ func anys(keys []string) []any {
 		all[i] = k
 	}
 	return all
-}
-
-// node returns a client of the server that has the keys of the unit.
-func (m *marked) node(ctx context.Context) (*goredis.Client, error) {
-	switch c := m.client.(type) {
-	case *goredis.Client:
-		return c, nil
-	case *goredis.ClusterClient:
-		return c.MasterForKey(ctx, m.keys.list[0])
-	}
-	return nil, fmt.Errorf("redis: Watch does not support a client of type %T", m.client)
 }
 
 // unwatch gives back the connections of the unit's watches.
@@ -259,21 +249,13 @@ const (
 	codeCrossSlot = "CROSSSLOT"
 )
 
-// discarded is the prefix of the reply to an EXEC that the server refuses.
-const discarded = "EXECABORT Transaction discarded because of: "
-
-// replyOf returns the error reply of Redis in err.
+// replyOf returns the error reply of Redis in err, also of an EXEC that the server refuses because of it.
 func replyOf(err error) (string, bool) {
 	e, ok := errors.AsType[goredis.Error](err)
 	if !ok {
 		return "", false
 	}
-	return strings.TrimPrefix(e.Error(), discarded), true
-}
-
-func isReply(err error) bool {
-	_, ok := replyOf(err)
-	return ok
+	return strings.TrimPrefix(e.Error(), "EXECABORT Transaction discarded because of: "), true
 }
 
 // ofReply gives an error reply its class, and its first word as the code if that is in capitals.
@@ -298,15 +280,14 @@ func ofExec(err error, applied bool) *provider.Error {
 	err = fmt.Errorf("exec: %w", err)
 	if reply, ok := replyOf(err); ok {
 		e := ofReply(reply, err)
-		if applied && e.Class == provider.ClassTransient {
-			// a retry without limit would apply the other commands each time
+		if applied && e.Class == provider.ClassTransient { // a retry without limit would apply the others each time
 			e.Class = provider.ClassUnknown
 		}
 		return e
 	}
 	switch {
 	case isUnsent(err):
-		return &provider.Error{Class: provider.ClassTransient, Code: codeNetwork, Err: err}
+		return transient(codeNetwork, err)
 	case errors.Is(err, context.Canceled):
 		return &provider.Error{Class: provider.ClassShutdown, Err: err}
 	case errors.Is(err, context.DeadlineExceeded): // while waiting for a connection
@@ -325,9 +306,8 @@ func ofContext(err error) *provider.Error {
 	return &provider.Error{Class: provider.ClassUnknown, Code: provider.CodeDeadline, Err: err}
 }
 
-// ofRun gives a handler's error its class, unless it has one. The error may come from Redis, if
-// the handler reads through the client. A network error may have any source: it is transient if
-// Redis does not reply either.
+// ofRun gives a handler's error its class, unless it has one. It may come from Redis, if the handler reads
+// through the client. A network error may have any source: it is transient if Redis does not reply either.
 func (t *transaction) ofRun(ctx context.Context, err error) error {
 	if _, ok := errors.AsType[*provider.Error](err); ok {
 		return err
@@ -344,7 +324,7 @@ func (t *transaction) ofRun(ctx context.Context, err error) error {
 	case isReply:
 		return ofReply(reply, err)
 	case isOfPool(err), isNetwork(err) && !t.answers(ctx):
-		return &provider.Error{Class: provider.ClassTransient, Code: codeNetwork, Err: err}
+		return transient(codeNetwork, err)
 	}
 	return &provider.Error{Class: provider.ClassUnknown, Err: err}
 }
@@ -361,8 +341,7 @@ func isOfPool(err error) bool {
 	return errors.Is(err, goredis.ErrPoolTimeout) || errors.Is(err, goredis.ErrPoolExhausted) || errors.Is(err, goredis.ErrClosed)
 }
 
-// isUnsent reports whether EXEC, the last command, was not completely sent: there was no
-// connection, or a write failed.
+// isUnsent reports whether EXEC was not completely sent: there was no connection, or a write failed.
 func isUnsent(err error) bool {
 	e, ok := errors.AsType[*net.OpError](err)
 	return isOfPool(err) || ok && (e.Op == "dial" || e.Op == "write")
