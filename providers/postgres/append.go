@@ -152,9 +152,8 @@ func (db *Provider) newAppend(ctx context.Context, q querier, stream string, exp
 	a.log, _, _ = strings.Cut(log, "/")
 	types, schemas, data, metadata := make([]string, n), make([]int32, n), make([]json.RawMessage, n), make([]json.RawMessage, n)
 	var at []int32
-	var ids, topic []string
+	var ids, topic, headers []string
 	var payloads [][]byte
-	var headers []string
 	for i, d := range events {
 		a.ids[i] = uuid.MustParse(d.ID).String() // CheckAppend has parsed it
 		types[i], schemas[i], data[i] = d.Type, int32(d.Schema), d.Data

@@ -315,8 +315,8 @@ func byID[T any](ctx context.Context, db *Provider, doing string, ids []string, 
 	return found, classifyOwn(ctx, err)
 }
 
-// LogID implements provider.Log. The branch is the oid of the database and the timeline of the
-// server. It is empty if the role may not read them, or the server does not show them.
+// LogID implements provider.Log. The branch is the oid of the database and the timeline of the server, or
+// empty if the role may not read them, or the server does not show them.
 func (db *Provider) LogID(ctx context.Context) (provider.LogID, error) { return db.logID(ctx, db.pool) }
 
 func (db *Provider) logID(ctx context.Context, q querier) (id provider.LogID, err error) {

@@ -249,10 +249,7 @@ type places struct {
 // HoldEntries implements provider.EntryMaintainer.
 func (db *Provider) HoldEntries(ctx context.Context, long time.Duration, limit int) (n int, err error) {
 	limit = max(limit, 0)
-	var from places
-	if last := db.scans.Load(); last != nil {
-		from = *last
-	}
+	from := *db.scans.Load()
 	to, restored := from, 0
 	err = db.inTx(ctx, func(tx pgx.Tx) error {
 		var mine bool

@@ -21,7 +21,7 @@ select case when $3::text <> '' and current_setting('lock_timeout') = '0' then s
 	pg_advisory_xact_lock_shared($1::int, $2::int)`
 	exclusiveSQL = `select pg_advisory_xact_lock($1::int, $2::int)`
 
-	// In one round trip, an existing marker or a held lane is an error: the handlers have queued their statements.
+	// In one round trip, an existing marker or a held lane is an error: otherwise the message would take effect again.
 	mustMarkSQL = insertMarkers + ` order by 1, 3`
 
 	markSQL = insertMarkers + ` order by 1, 3` + newMarkers
@@ -207,7 +207,7 @@ func (w *unit) lookup() ([]any, []provider.Marker) {
 	return []any{w.Generation, w.Advance.From, names, handlers, messages}, all
 }
 
-// positions returns the positions of the markers, in the order of Markers(nil), or nil if no message has one.
+// positions returns the positions of the markers, in the order of Markers(nil), or nil if there are none.
 func (w *unit) positions() []int64 {
 	if !slices.ContainsFunc(w.Messages, func(m provider.Message) bool { return m.Position > 0 }) {
 		return nil
@@ -291,7 +291,7 @@ func (w *unit) queueLanes(b *pgx.Batch) {
 	})
 }
 
-// markerID returns the id of a message for an index, which takes about 2,700 bytes a row.
+// markerID returns the id of a message as the tables have it: an index takes about 2,700 bytes a row.
 func markerID(id string) string {
 	if len(id) <= 1024 && storable(id) == id {
 		return id

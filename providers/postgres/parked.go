@@ -367,9 +367,9 @@ from json_populate_recordset(null::kinora.parked, $1::json) a where p.id = a.id`
 with gone as (delete from kinora.parked where id = any($1::bigint[]) and resolved_by = '')
 update kinora.parked set state = 'replayed', resolved_at = clock_timestamp() where id = any($1::bigint[]) and resolved_by <> ''`
 
-	// The caller has locked these lanes and changed messages in each; changed is the first of them. A lane without
-	// messages is no longer held. If its first message is stuck, it waits for a person. If that is one of $2, the lane
-	// is due after its delay. Otherwise it is due now, unless that precedes all changed ones.
+	// The caller has locked these lanes; changed is the first message that it changed in each. A lane without
+	// messages is no longer held. If its first message is stuck, it waits for a person. If that is one of $2,
+	// the lane is due after its delay. Otherwise it is due now, unless that precedes all changed ones.
 	releaseSQL = `
 with ck as materialized (select clock_timestamp() t),
 l as materialized (

@@ -132,9 +132,9 @@ func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 	if err := checkSchema(db.cfg.Schema); err != nil {
 		return nil, err
 	}
-	if mode := pool.Config().ConnConfig.DefaultQueryExecMode; mode == pgx.QueryExecModeExec || mode == pgx.QueryExecModeSimpleProtocol {
-		db.describe = true
-	}
+	mode := pool.Config().ConnConfig.DefaultQueryExecMode
+	db.describe = mode == pgx.QueryExecModeExec || mode == pgx.QueryExecModeSimpleProtocol
+	db.scans.Store(&places{})
 	db.queue.most = most(pool.Config().MaxConns)
 	db.notifier.stop = make(chan struct{})
 	db.notifier.send = func(ctx context.Context) { _ = db.notify(ctx, db.channel(), "") }

@@ -236,7 +236,7 @@ func class(err error) error {
 	}
 	of := provider.HandlerError(err)
 	switch e := pgError(err); {
-	case of.Class == provider.ClassPermanent && !violates(err, "events_id_key"): // which may pass
+	case of.Class == provider.ClassPermanent && !violates(err, "events_id_key"): // the latter may pass
 	case e != nil:
 		of.Class, of.Code = provider.ClassUnknown, e.Code
 		switch {

@@ -42,7 +42,7 @@ func (db *Provider) newUnit(u provider.Unit, queues bool) *unit {
 type leased struct {
 	*pgx.Conn
 	release func()
-	abandon func() // gives its place in the pool to another one: a handler may still be using it
+	abandon func() // after its network connection was closed: gives its place in the pool to another one
 }
 
 func (db *Provider) lease(ctx context.Context) (*leased, error) {

@@ -81,16 +81,13 @@ func (u *Units) Shows(ctx context.Context, pairs []provider.TablePair) (bool, er
 
 // SetState implements provider.MarkerUnits.
 func (u *Units) SetState(ctx context.Context, g provider.Generation) error {
-	mode := ""
-	switch g.State {
-	case provider.GenerationStandby:
-		mode = modeText(provider.ModeCatchUp)
-	case provider.GenerationRetired:
-		mode = modeText(provider.ModeEnded)
-	case provider.GenerationRequested, provider.GenerationBuilding, provider.GenerationLive:
+	mode, changes := map[provider.GenerationState]provider.Mode{
+		provider.GenerationStandby: provider.ModeCatchUp, provider.GenerationRetired: provider.ModeEnded,
+	}[g.State]
+	if !changes {
 		return nil
 	}
-	_, err := u.run(ctx, stateScript, u.keysOf(g.Build).list[:1], []any{mode})
+	_, err := u.run(ctx, stateScript, u.keysOf(g.Build).list[:1], []any{modeText(mode)})
 	return err
 }
 
