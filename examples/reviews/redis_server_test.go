@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -14,8 +15,6 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
-
-	"github.com/kinora-go/kinora/internal/testserver"
 )
 
 // redisServer is a redis-server of one test. It keeps nothing on disk.
@@ -40,9 +39,15 @@ func startRedis(t *testing.T) *redisServer {
 // freePort returns a port for a server.
 func freePort(t *testing.T) int {
 	t.Helper()
-	port, err := testserver.FreePort()
-	require.NoError(t, err)
-	return port
+	for range 100 {
+		port := 10000 + rand.IntN(22000) // below those of outgoing connections
+		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
+			require.NoError(t, l.Close())
+			return port
+		}
+	}
+	require.Fail(t, "no port is free")
+	return 0
 }
 
 func (s *redisServer) url() string { return fmt.Sprintf("redis://127.0.0.1:%d/0", s.port) }
