@@ -2,6 +2,7 @@ package provider
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -104,7 +105,7 @@ func checkDraft(d *eventstore.Draft, maxPayload int) error {
 		return invalidf("schema", "%d: must be 1 to 32767", d.Schema)
 	}
 	m := &d.Metadata
-	return firstError(CheckText("type", d.Type, MaxIDBytes), CheckJSON("data", d.Data, maxPayload),
+	return cmp.Or(CheckText("type", d.Type, MaxIDBytes), CheckJSON("data", d.Data, maxPayload),
 		checkValue("metadata.correlation_id", m.CorrelationID), checkValue("metadata.causation_id", m.CausationID),
 		checkValue("metadata.traceparent", m.Traceparent), checkValue("metadata.actor", m.Actor),
 		checkPairs("metadata.extra", m.Extra, maxExtra, maxExtraKey))
@@ -129,7 +130,7 @@ func checkPairs(field string, pairs map[string]string, most, mostKey int) error 
 		return invalidf(field, "%d keys: at most %d are allowed", len(pairs), most)
 	}
 	for k, v := range pairs {
-		if err := firstError(CheckText(field+" key", k, mostKey), checkValue(field+" value", v)); err != nil {
+		if err := cmp.Or(CheckText(field+" key", k, mostKey), checkValue(field+" value", v)); err != nil {
 			return err
 		}
 	}
@@ -219,7 +220,7 @@ func numberGrowth(n string) (more int, ok bool) {
 
 // CheckSnapshot checks the arguments of LoadSnapshot, and of SaveSnapshot if s has a version.
 func CheckSnapshot(stream string, s eventstore.Snapshot) error {
-	if err := firstError(CheckStream(stream), CheckText("snapshot schema", s.Schema, 64)); err != nil || s.Version == 0 && s.State == nil {
+	if err := cmp.Or(CheckStream(stream), CheckText("snapshot schema", s.Schema, 64)); err != nil || s.Version == 0 && s.State == nil {
 		return err
 	}
 	if err := CheckText("snapshot event id", s.EventID, MaxIDBytes); err != nil {
@@ -260,18 +261,18 @@ func CheckStored[T ~string](field string, texts ...T) error {
 
 // CheckFilter checks the limit, the statuses, the topic, the key and the stream.
 func CheckFilter(f EntryFilter) error {
-	return firstError(checkLimit(f.Limit), CheckStorable("filter.status", f.Status...), CheckStorable("filter.topic", f.Topic),
+	return cmp.Or(checkLimit(f.Limit), CheckStorable("filter.status", f.Status...), CheckStorable("filter.topic", f.Topic),
 		CheckStorable("filter.key", f.Key), CheckStorable("filter.stream", f.Stream))
 }
 
 // CheckQuery checks the topics.
 func CheckQuery(q EntryQuery) error {
-	return firstError(CheckStorable("query.topics", q.Topics...), CheckStorable("query.except", q.Except...))
+	return cmp.Or(CheckStorable("query.topics", q.Topics...), CheckStorable("query.except", q.Except...))
 }
 
 // CheckParkedFilter checks the limit, the projector and the handler. Key, Code and Types may be any text, as of a message.
 func CheckParkedFilter(f ParkedFilter) error {
-	return firstError(checkLimit(f.Limit), CheckStorable("filter.projector", f.Projector), CheckStorable("filter.handler", f.Handler))
+	return cmp.Or(checkLimit(f.Limit), CheckStorable("filter.projector", f.Projector), CheckStorable("filter.handler", f.Handler))
 }
 
 func checkLimit(limit int) error {
@@ -362,7 +363,7 @@ func CheckSetCheckpoint(projector string, to Checkpoint) error {
 			return invalidf("checkpoint.splits", "%+v: First must be at least 1 and Count at least 0", split)
 		}
 	}
-	return firstError(CheckStorable("projector", projector), CheckStorable("checkpoint.lineage", to.Lineage), CheckStorable("checkpoint.place.id", to.Place.ID),
+	return cmp.Or(CheckStorable("projector", projector), CheckStorable("checkpoint.lineage", to.Lineage), CheckStorable("checkpoint.place.id", to.Place.ID),
 		checkTime("checkpoint.place.recorded_at", to.Place.RecordedAt))
 }
 
@@ -383,14 +384,5 @@ func CheckUnapplied(projector string, messages []Message) error {
 
 // CheckPrune checks the arguments of Records.Prune and Progress.PruneApplied.
 func CheckPrune(projector string, handlers []string) error {
-	return firstError(CheckStorable("projector", projector), CheckStorable("handlers", handlers...))
-}
-
-func firstError(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return cmp.Or(CheckStorable("projector", projector), CheckStorable("handlers", handlers...))
 }

@@ -153,7 +153,7 @@ func ReadLog(ctx context.Context, log Log, from eventstore.From, f eventstore.Lo
 // readLog returns nil after yield has returned false.
 func readLog(ctx context.Context, log Log, from eventstore.From, f eventstore.LogFilter, yield func(eventstore.Raw) bool) error {
 	q := LogQuery{Filter: f}
-	if err := firstError(CheckFrom(from), CheckLogQuery(q)); err != nil {
+	if err := cmp.Or(CheckFrom(from), CheckLogQuery(q)); err != nil {
 		return err
 	}
 	head, err := log.LogPosition(ctx, eventstore.From{Now: true})
@@ -247,7 +247,7 @@ func CheckLogQuery(q LogQuery) error {
 	case q.Age < 0:
 		return invalidf("age", "%s: must not be negative", q.Age)
 	}
-	return firstError(CheckStorable("filter.categories", q.Filter.Categories...), CheckStorable("filter.types", q.Filter.Types...))
+	return cmp.Or(CheckStorable("filter.categories", q.Filter.Categories...), CheckStorable("filter.types", q.Filter.Types...))
 }
 
 // EventIDs returns those of the texts that can be the id of an event, each once.

@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -32,7 +33,7 @@ type StreamFilter struct {
 
 // CheckStreamFilter checks the texts of a filter.
 func CheckStreamFilter(f StreamFilter) error {
-	return firstError(CheckStorable("filter.Category", f.Category), CheckStorable("filter.After", f.After))
+	return cmp.Or(CheckStorable("filter.Category", f.Category), CheckStorable("filter.After", f.After))
 }
 
 // Stream is a stream in a list.
@@ -116,10 +117,10 @@ func CheckPause(p Pause) error {
 	if p.Kind != PauseProjector && p.Kind != PauseTopic || p.Name == "" || len(p.Name) > MaxIDBytes {
 		return fmt.Errorf("%w: pause.Kind is %q and Name has %d bytes: use a constant, and a name of 1 to %d bytes", ErrInput, p.Kind, len(p.Name), MaxIDBytes)
 	}
-	return firstError(CheckStorable("pause.Name", p.Name), checkDecision(p.Decision))
+	return cmp.Or(CheckStorable("pause.Name", p.Name), checkDecision(p.Decision))
 }
 
-func checkDecision(d Decision) error { return firstError(d.Validate(), CheckDecision(StateWaiting, d)) }
+func checkDecision(d Decision) error { return cmp.Or(d.Validate(), CheckDecision(StateWaiting, d)) }
 
 // Acts stores what operators did, and requests that services take up. What has a record of its own
 // (parked messages, tasks, generations) is not stored here. Each method is a separate transaction.
@@ -223,7 +224,7 @@ func CheckAct(a Act) error {
 	if err := checkDecision(a.Decision); err != nil {
 		return err
 	}
-	if err := firstError(CheckStorable("act.Verb", a.Verb), CheckStorable("act.Kind", a.Kind), CheckStorable("act.Name", a.Name)); err != nil {
+	if err := cmp.Or(CheckStorable("act.Verb", a.Verb), CheckStorable("act.Kind", a.Kind), CheckStorable("act.Name", a.Name)); err != nil {
 		return fmt.Errorf("%w: %w", ErrInput, err)
 	}
 	return checkActJSON("act.Detail", a.Detail)

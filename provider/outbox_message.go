@@ -48,7 +48,7 @@ func (m OutboxMessage) Normalize(ctx context.Context, maxPayload int) (OutboxMes
 	if maxPayload <= 0 {
 		maxPayload = DefaultMaxPayload
 	}
-	if err := firstError(CheckText("message id", m.ID, MaxIDBytes), CheckText("topic", m.Topic, MaxIDBytes), CheckText("key", m.Key, MaxIDBytes),
+	if err := cmp.Or(CheckText("message id", m.ID, MaxIDBytes), CheckText("topic", m.Topic, MaxIDBytes), CheckText("key", m.Key, MaxIDBytes),
 		CheckHeaders("headers", m.Headers)); err != nil {
 		return m, err
 	}

@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -162,7 +163,7 @@ func CheckDecision(to ParkedState, d Decision) error {
 	if err := d.Validate(); err != nil {
 		return err
 	}
-	if err := firstError(CheckStored("decision.by", d.By), CheckStored("decision.reason", d.Reason)); err != nil {
+	if err := cmp.Or(CheckStored("decision.by", d.By), CheckStored("decision.reason", d.Reason)); err != nil {
 		return fmt.Errorf("%w: %w", ErrInput, err)
 	}
 	return nil

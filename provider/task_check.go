@@ -75,7 +75,7 @@ func CheckTaskDrafts(drafts []TaskDraft) error {
 		if d.Err != nil {
 			return invalidf(at+"input", "cannot be encoded as JSON: %s", d.Err)
 		}
-		if err := firstError(CheckText(at+"id", d.ID, MaxIDBytes), CheckKind(at+"kind", d.Kind), CheckJSON(at+"input", d.Input, MaxTaskState)); err != nil {
+		if err := cmp.Or(CheckText(at+"id", d.ID, MaxIDBytes), CheckKind(at+"kind", d.Kind), CheckJSON(at+"input", d.Input, MaxTaskState)); err != nil {
 			return err
 		}
 		if _, ok := seen[d.ID]; ok {
@@ -108,13 +108,13 @@ func CheckTaskGroup(g TaskGroupDraft) error {
 	if len(g.Tasks) == 0 {
 		return invalid("group.tasks", "must not be empty: the group would never be complete")
 	}
-	return firstError(CheckText("group.id", g.ID, MaxIDBytes), CheckKind("group.kind", g.Kind),
+	return cmp.Or(CheckText("group.id", g.ID, MaxIDBytes), CheckKind("group.kind", g.Kind),
 		CheckJSON("group.data", g.Data, MaxTaskState), CheckTaskDrafts(g.Tasks))
 }
 
 // CheckTaskAnswer returns an *eventstore.InvalidError for an answer that no provider can store.
 func CheckTaskAnswer(a TaskAnswer) error {
-	return firstError(CheckText("answer.task", a.Task, MaxIDBytes), CheckSlot("answer.name", a.Name),
+	return cmp.Or(CheckText("answer.task", a.Task, MaxIDBytes), CheckSlot("answer.name", a.Name),
 		CheckText("answer.id", a.ID, MaxIDBytes), CheckJSON("answer.out", a.Out, MaxTaskState))
 }
 
@@ -123,7 +123,7 @@ func CheckPostpone(id string, at time.Time) error {
 	if at.IsZero() {
 		return invalid("at", "must not be zero")
 	}
-	return firstError(CheckStorable("task id", id), checkTime("at", at))
+	return cmp.Or(CheckStorable("task id", id), checkTime("at", at))
 }
 
 // CheckTaskChanges returns an *eventstore.InvalidError for a change that TaskChange does not describe.
@@ -139,7 +139,7 @@ func CheckTaskChanges(changes []TaskChange) error {
 		if c.After < 0 && c.To != TaskWaiting {
 			return invalidf(at+"after", "%s: must not be negative", c.After)
 		}
-		if err := firstError(CheckStored(at+"id", c.ID), CheckStorable(at+"code", c.Code), CheckStorable(at+"give_up", c.GiveUp)); err != nil {
+		if err := cmp.Or(CheckStored(at+"id", c.ID), CheckStorable(at+"code", c.Code), CheckStorable(at+"give_up", c.GiveUp)); err != nil {
 			return err
 		}
 	}
@@ -148,14 +148,14 @@ func CheckTaskChanges(changes []TaskChange) error {
 
 // CheckTaskFilter checks the texts and the limit of a filter.
 func CheckTaskFilter(f TaskFilter) error {
-	return firstError(checkLimit(f.Limit), CheckStorable("filter.ids", f.IDs...), CheckStorable("filter.kind", f.Kind),
+	return cmp.Or(checkLimit(f.Limit), CheckStorable("filter.ids", f.IDs...), CheckStorable("filter.kind", f.Kind),
 		CheckStorable("filter.group", f.Group), CheckStorable("filter.group_kind", f.GroupKind),
 		CheckStorable("filter.status", f.Status...), CheckStorable("filter.code", f.Code), CheckStorable("filter.after", f.After))
 }
 
 // CheckTaskDecision checks a filter and a decision: an invalid decision is ErrInput.
 func CheckTaskDecision(f TaskFilter, d Decision) error {
-	return firstError(CheckTaskFilter(f), checkDecision(d))
+	return cmp.Or(CheckTaskFilter(f), checkDecision(d))
 }
 
 // CheckTaskCancel is CheckTaskDecision, and returns ErrInput for a filter that selects all tasks.

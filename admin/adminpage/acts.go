@@ -27,9 +27,6 @@ func (h *Handler) acts(ctx context.Context, q *query, v viewer) (*view, error) {
 	list := filterOf[filters.Acts](q)
 	f := list.Filter()
 	f.Before, f.Limit = q.number("before"), rows
-	if q.err != nil {
-		return nil, q.err
-	}
 	found, err := h.ops.Acts(ctx, f)
 	if err != nil {
 		return nil, err
@@ -43,9 +40,6 @@ func (h *Handler) acts(ctx context.Context, q *query, v viewer) (*view, error) {
 
 func (h *Handler) act(ctx context.Context, q *query, v viewer) (*view, error) {
 	id := q.number("id")
-	if q.err != nil {
-		return nil, q.err
-	}
 	found, err := h.ops.Acts(ctx, provider.ActFilter{IDs: []int64{id}, Limit: 1})
 	if err != nil {
 		return nil, err

@@ -64,7 +64,7 @@ func pauseTable(f *admin.Facts) *table {
 func (h *Handler) projector(ctx context.Context, q *query, v viewer) (*view, error) {
 	name := q.required("name")
 	f, err := h.facts(ctx)
-	if err != nil || q.err != nil {
+	if err != nil {
 		return nil, err
 	}
 	p := &view{Title: show(name)}

@@ -18,9 +18,6 @@ func (h *Handler) outbox(ctx context.Context, q *query, v viewer) (*view, error)
 	list := filterOf[filters.Entries](q)
 	f := list.Filter()
 	f.After, f.Limit = q.number("after"), rows
-	if q.err != nil {
-		return nil, q.err
-	}
 	facts, err := h.facts(ctx)
 	if err != nil {
 		return nil, err
@@ -68,9 +65,6 @@ func entryForms(list filters.Entries, note string) []form {
 
 func (h *Handler) entry(ctx context.Context, q *query, v viewer) (*view, error) {
 	seq := q.number("seq")
-	if q.err != nil {
-		return nil, q.err
-	}
 	found, err := h.store.Entries(ctx, outbox.Filter{Seqs: []int64{seq}, Limit: 1})
 	if err != nil {
 		return nil, err
@@ -99,9 +93,6 @@ func (h *Handler) parked(ctx context.Context, q *query, v viewer) (*view, error)
 	list := filterOf[filters.Parked](q)
 	f := list.Filter()
 	f.After, f.Limit = q.number("after"), rows
-	if q.err != nil {
-		return nil, q.err
-	}
 	found, err := h.ops.Parked(ctx, f)
 	if err != nil {
 		return nil, err
@@ -140,9 +131,6 @@ func decisionForms(list filters.Parked, note string) []form {
 
 func (h *Handler) message(ctx context.Context, q *query, v viewer) (*view, error) {
 	seq := q.number("seq")
-	if q.err != nil {
-		return nil, q.err
-	}
 	found, err := h.ops.Parked(ctx, projector.ParkedFilter{Seqs: []int64{seq}, Limit: 1, States: []projector.ParkedState{
 		projector.StateWaiting, projector.StateStuck, projector.StateReplayed, projector.StateSkipped}})
 	if err != nil {
@@ -185,9 +173,6 @@ func (h *Handler) tasks(ctx context.Context, q *query, v viewer) (*view, error) 
 	list := filterOf[filters.Tasks](q)
 	f := list.Filter()
 	f.After, f.Limit = q.text("after"), rows
-	if q.err != nil {
-		return nil, q.err
-	}
 	store, err := h.ops.Tasks()
 	if err != nil {
 		return nil, err
@@ -227,9 +212,6 @@ func taskForms(list filters.Tasks, note string) []form {
 
 func (h *Handler) task(ctx context.Context, q *query, v viewer) (*view, error) {
 	id := q.required("id")
-	if q.err != nil {
-		return nil, q.err
-	}
 	store, err := h.ops.Tasks()
 	if err != nil {
 		return nil, err

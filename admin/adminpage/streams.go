@@ -21,9 +21,6 @@ func (h *Handler) streamList(ctx context.Context, q *query, v viewer) (*view, er
 	list := filterOf[filters.Streams](q)
 	f := list.Filter()
 	f.After, f.Limit = q.text("after"), rows
-	if q.err != nil {
-		return nil, q.err
-	}
 	o, err := h.ops.Operations()
 	if err != nil {
 		return nil, err
@@ -48,9 +45,6 @@ func (h *Handler) streamList(ctx context.Context, q *query, v viewer) (*view, er
 
 func (h *Handler) stream(ctx context.Context, q *query, v viewer) (*view, error) {
 	id, after := q.required("id"), q.number("after")
-	if q.err != nil {
-		return nil, q.err
-	}
 	t := &table{Label: "Events", Head: []string{"#Version", "#Position", "Recorded", "Type", "#Schema", "Event"}, Empty: "No event is behind this version."}
 	for e, err := range h.store.ReadStream(ctx, id, after) {
 		if err != nil {
@@ -88,9 +82,6 @@ func (h *Handler) eventByID(ctx context.Context, id string) (e eventstore.Raw, f
 // event shows an event, what caused it, what it caused, and which read models have it.
 func (h *Handler) event(ctx context.Context, q *query, v viewer) (*view, error) {
 	id, position, from := q.long("id", 1024), q.number("position"), q.number("from")
-	if q.err != nil {
-		return nil, q.err
-	}
 	var e eventstore.Raw
 	var found bool
 	var err error
