@@ -37,8 +37,7 @@ func (d *Provider) append(ctx context.Context, a *appending) (at eventstore.Appe
 	return at, err
 }
 
-// resolve appends once more after a commit that may have succeeded. The event ids show whether it
-// did.
+// resolve appends once more after a commit that may have succeeded: the event ids show whether it did.
 func (d *Provider) resolve(ctx context.Context, a *appending, lost error) (eventstore.Appended, error) {
 	at, err := d.append(ctx, a)
 	switch {
@@ -207,8 +206,7 @@ func (a *appending) conflict(ctx context.Context, s session) error {
 
 const hasBeyond = `select exists (select 1 from kinora_events where stream = ?1 and version > ?2)`
 
-// isVersionTaken reports whether an insert failed because the stream has an event of this version,
-// which its row does not count.
+// isVersionTaken reports whether the stream has an event of this version, which its row does not count.
 func isVersionTaken(err error) bool {
 	return codeOf(err) == sqlite3.SQLITE_CONSTRAINT_UNIQUE && strings.Contains(err.Error(), "kinora_events.stream, kinora_events.version")
 }

@@ -11,12 +11,11 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// candidates walks the open entries in order. It omits entries that are not eligible, and entries
-// behind an earlier one of their topic and key that is held or not eligible. It reads the clock
-// once: otherwise an entry could count as leased, and its successor, a moment later, as free. It
-// checks for held entries first, because there may be many eligible entries behind a held one. A near
-// scan finds the first eligible entries before it checks the entries ahead of them. For some topics, it
-// walks each one separately, so that the entries of others cost nothing.
+// candidates lists eligible entries in order, without those behind an earlier one of their topic and key
+// that is held or not eligible. It reads the clock once: else an entry could count as leased, and its
+// successor, a moment later, as free. Held entries are checked first: many eligible ones may be behind.
+// A near scan finds the first eligible entries before it checks those ahead of them. Some topics are
+// walked separately, so that the entries of others cost nothing.
 const (
 	candidates          = `with recursive` + ckOnce + allTopics + due + candidateGuard + inOrder
 	candidatesNear      = `with recursive` + ckOnce + nearEntries + due + inOrder + nearGuarded

@@ -64,8 +64,7 @@ func (u *unit) columnInfos(ctx context.Context, t tableName) (all []columnInfo, 
 	return all, err
 }
 
-// columnsOf returns the columns that both tables of p have. If ignored columns are part of the
-// primary key, they are compared.
+// columnsOf returns the columns that both tables of p have. Those of the primary key are never ignored.
 func (u *unit) columnsOf(ctx context.Context, p provider.TablePair, ignore []string) (*compared, error) {
 	is := &compared{right: tableOf(p.Table), other: tableOf(p.Other)}
 	right, err := u.columnInfos(ctx, is.right)
@@ -115,8 +114,7 @@ func keyIn(table, other []columnInfo) (key []string) {
 	return key
 }
 
-// differences returns the rows that differ, at most limit, in the order of their keys. With Only
-// they are in the order of Only.
+// differences returns at most limit rows that differ, in the order of their keys, or that of Only.
 func (u *unit) differences(ctx context.Context, p provider.TablePair, is *compared, c *provider.Comparison, limit int) (found []provider.Difference, err error) {
 	if c.Only == nil {
 		return u.differ(ctx, p, is.query("true", limit))
@@ -145,8 +143,7 @@ func (u *unit) differ(ctx context.Context, p provider.TablePair, query string, a
 	}, query, args...)
 }
 
-// query selects the key, the right row and the other row of at most limit rows that differ and
-// match a condition.
+// query selects the key and both rows of at most limit rows that differ and match a condition.
 func (is *compared) query(where string, limit int) string {
 	right, other, names := is.right.sql(), is.other.sql(), join(is.key, nameSQL, ", ")
 	if !is.isKey { // rows may be there several times
@@ -177,8 +174,7 @@ select kinora_key, kinora_right, kinora_other from kinora_found order by %[1]s l
 		objectSQL("r.", is.key), objectSQL("o.", is.key), objectSQL("r.", is.all), objectSQL("o.", is.all), same, cmp.Or(differs, "false"))
 }
 
-// where returns a condition for the row with a key that query has returned. ok is false if
-// the key lacks a column.
+// where returns a condition for the row with a key. ok is false if the key lacks a column.
 func (is *compared) where(key json.RawMessage) (where string, args []any, ok bool) {
 	var values map[string]any
 	decoder := json.NewDecoder(bytes.NewReader(key))

@@ -32,8 +32,7 @@ func (w wrapped) Connect(ctx context.Context) (driver.Conn, error) {
 	return w.wrap(full), nil
 }
 
-// driverConn has all methods of modernc.org/sqlite's connection, so that sql.Conn.Raw offers all
-// of them.
+// driverConn has all methods of the driver's connection, so that sql.Conn.Raw offers all of them.
 type driverConn interface {
 	driver.Conn
 	driver.ConnBeginTx
@@ -54,9 +53,8 @@ type driverConn interface {
 	IsReadOnly(schema string) (bool, error)
 }
 
-// queue makes the transactions of a connection wait for the write lock of this process, like
-// Kinora's own, in the order of their arrival. Otherwise SQLite would retry at growing intervals,
-// and one busy writer of this process could delay them for seconds.
+// queue makes transactions of a connection wait for the write lock of this process in the order of their
+// arrival. SQLite would retry at growing intervals, and one busy writer could delay them for seconds.
 func (d *Provider) queue(c driverConn) driver.Conn { return queuedConn{c, d} }
 
 type queuedConn struct {
@@ -90,8 +88,7 @@ func (c queuedConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.
 	return queuedTx{tx, c.db, unlock}, nil
 }
 
-// begin retries at short intervals while other processes have the file's lock, because other
-// transactions of this process wait behind it.
+// begin retries at short intervals, because other transactions of this process wait behind it.
 func (c queuedConn) begin(ctx, wait context.Context, opts driver.TxOptions) (tx driver.Tx, err error) {
 	if err := c.busyTimeout(0); err != nil {
 		return nil, err
@@ -166,11 +163,10 @@ type txOptionsKey struct{}
 
 // unsynced makes the next transaction commit without a sync, which is about six times as fast.
 //
-// If the process is killed, nothing is lost, because the operating system has the pages of the log. A
-// loss of power may tear the log at any place after its last sync, and recovery ends at the first frame
-// whose checksum does not match. So it may lose this commit and later unsynced ones, but never a synced
-// one, because a sync covers all frames before it. The database is not damaged: synchronous=NORMAL omits
-// only the sync at a commit, and not those around a checkpoint and a restart of the log.
+// If the process is killed, nothing is lost. A loss of power may tear the log after its last sync, and
+// recovery ends at the first frame with a wrong checksum. So it may lose this commit and later unsynced
+// ones, but never a synced one: a sync covers all frames before it. The database is not damaged, because
+// synchronous=NORMAL keeps the syncs around a checkpoint and a restart of the log.
 func unsynced(ctx context.Context) context.Context {
 	return context.WithValue(ctx, txOptionsKey{}, txOptions{sync: "normal"})
 }
@@ -180,9 +176,8 @@ func watched(ctx context.Context, fn sqlite.PreUpdateHookFn) context.Context {
 	return context.WithValue(ctx, txOptionsKey{}, txOptions{watch: fn})
 }
 
-// guardedConn begins transactions with their options, and interrupts their statements when the
-// unit ends: a handler may run a statement with a context that outlives the unit, and the
-// connection is not free before that statement ends.
+// guardedConn begins transactions with their options, and interrupts their statements when the unit
+// ends: a handler may run one with a context that outlives the unit, which keeps the connection.
 type guardedConn struct {
 	driverConn
 	handle uintptr // SQLite's connection; 0 if the driver does not expose it
@@ -199,9 +194,8 @@ func handleOf(c driver.Conn) uintptr {
 	return uintptr(v.FieldByName("db").Uint())
 }
 
-// watch interrupts, while it is on, each statement that its connection runs after a context has
-// ended. It interrupts repeatedly, because a single interrupt could come just before the
-// statement begins.
+// watch interrupts, while it is on, what its connection runs after a context has ended. It does so
+// repeatedly, because a single interrupt could come just before a statement begins.
 type watch struct {
 	mu   sync.Mutex
 	on   bool
@@ -299,8 +293,7 @@ func (s guardedStmt) QueryContext(ctx context.Context, args []driver.NamedValue)
 	return s.conn.guardRows(ctx, rows), err
 }
 
-// guardedRows stop the search for a further row when their context ends, even if the unit's
-// context has not ended.
+// guardedRows stop the search for a further row when their own context ends, before that of the unit.
 type guardedRows struct {
 	driverRows
 	*watch

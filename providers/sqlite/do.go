@@ -63,8 +63,7 @@ func (u *unit) work(ctx context.Context, p *provider.Unit, run runFunc) error {
 	return inStep("close", u.close(ctx, p, found, closing))
 }
 
-// withMessage adds to an error of run the message whose statement failed or ended the
-// transaction.
+// withMessage adds to an error the message whose statement failed or ended the transaction.
 func (u *unit) withMessage(err error) error {
 	_, classed := errors.AsType[*provider.Error](err)
 	of := int(u.message.Load())
@@ -74,8 +73,7 @@ func (u *unit) withMessage(err error) error {
 	return &provider.MessageError{Message: of, Err: err}
 }
 
-// checkUnit refuses markers whose handler or message id is invalid. It does not check messages
-// without markers: a message can be parked whatever its id is.
+// checkUnit refuses invalid markers. A message without markers can be parked whatever its id is.
 func checkUnit(p *provider.Unit) error {
 	for i, m := range p.Messages {
 		err := provider.CheckText("message id", m.ID, provider.MaxIDBytes)
@@ -89,8 +87,7 @@ func checkUnit(p *provider.Unit) error {
 	return nil
 }
 
-// open reads what a unit must know before its handlers run. It holds the write lock, so the rows
-// that it reads do not change before the commit.
+// open reads what a unit must know. With the write lock, these rows do not change before the commit.
 func (u *unit) open(ctx context.Context, p *provider.Unit) (provider.Found, error) {
 	found := p.NewFound(false)
 	found.Begin = func(message int) {
@@ -156,8 +153,7 @@ func (u *unit) mark(ctx context.Context, p *provider.Unit, found *provider.Found
 	return found.SetProgress(p, c)
 }
 
-// markersOf returns the markers of p for ofMarkers, and their number, without those of messages
-// that are not fresh in any case.
+// markersOf returns the markers for ofMarkers, without those of messages that cannot be fresh.
 func markersOf(p *provider.Unit, found *provider.Found, c *provider.Checkpoint) (of map[string]map[string]int64, n int) {
 	of = map[string]map[string]int64{}
 	for i := range p.Messages {
@@ -304,10 +300,9 @@ func (u *unit) resolve(ctx context.Context, p *provider.Unit, s provider.Resolut
 	return err
 }
 
-// parkMessage parks a message, or stores why message ?1 failed again. It is tried in ?4 ms if it
-// is the first of its lane; if ?4 is null, it is stuck. If the message is parked already, the
-// handlers of the new one are added. A parked message without handlers is for all handlers and
-// has no markers; the handlers of the new one then have theirs.
+// parkMessage parks a message, or stores why message ?1 failed again. It is tried in ?4 ms if it is the
+// first of its lane; if ?4 is null, it is stuck. One that is parked already gets the handlers too. One
+// without handlers is for all, and has no markers; the handlers of the new one then have theirs.
 const parkMessage = `
 insert into kinora_parked (
 	id, projector, generation, lane, state, due_at, class, code, error, attempts, handler, handlers, version, message_id, topic, key, type,
@@ -343,8 +338,7 @@ func (u *unit) park(ctx context.Context, p *provider.Unit, asides []provider.Asi
 	return nil
 }
 
-// dueNow makes the first messages of the lanes ?1 due if they wait and have no due time: the
-// message ahead was resolved, or a person decided to try them again.
+// dueNow makes the first messages of the lanes ?1 due if they wait and have no due time.
 const dueNow = `
 update kinora_parked set due_at = ` + clock + `
 where due_at is null and state = 'waiting' and id in (

@@ -32,10 +32,9 @@
 // except Kinora's own and rolls the unit back: also if the handler sends COMMIT as SQL, begins
 // another transaction, or continues after an error that rolled everything back. A DB from New has
 // no such guard, and does not interrupt a query that searches for a further row when the context
-// ends. A handler that calls DB.Append waits for its own transaction until its context ends; use
-// DB.InTx. If a query is interrupted while other queries of the transaction are open, SQLite ends
-// all of them and rolls the unit back: inside the rows of another query, a handler must not
-// continue after a query that timed out.
+// ends. A handler must append with DB.InTx: DB.Append is provider.ErrInTransaction. If a query is
+// interrupted while others of the transaction are open, SQLite ends all of them and rolls the unit
+// back: inside the rows of a query, a handler must not continue after another one that timed out.
 //
 // Leases, renewals of tasks, and the messages in flight of careful runners, are committed without a
 // sync. They survive the end of the process. A loss of power may lose them, and nothing else. Runners

@@ -86,8 +86,7 @@ type tableName struct{ schema, name string }
 // String returns the table's name in a Change.
 func (t tableName) String() string { return strings.TrimPrefix(t.schema+"."+t.name, "main.") }
 
-// note is called before a row changes. It needs no lock, because the connection runs one
-// statement at a time.
+// note is called before a row changes. It needs no lock: a connection runs one statement at a time.
 func (d *dryRun) note(u sqlite.SQLitePreUpdateData) {
 	t := tableName{u.DatabaseName, u.TableName}
 	isOwn := t.schema == "main" && strings.HasPrefix(strings.ToLower(t.name), "kinora_")
@@ -105,11 +104,10 @@ func (d *dryRun) note(u sqlite.SQLitePreUpdateData) {
 	}
 }
 
-// changes returns the rows that the transaction changed since its savepoint, by table and primary
-// key (or rowid), and rolls back to the savepoint. It omits unchanged rows, Kinora's tables and
-// temporary tables. A blob is shown as "\x" and hexadecimal digits. Foreign keys that are
-// deferred to the commit are not checked. If a table has more than maxDryRunRows changed rows or, without
-// rowids, rows, the error has the code "too_many_rows".
+// changes returns the rows that changed since the savepoint, by table and primary key (or rowid), and
+// rolls back to it. It omits unchanged rows, Kinora's tables and temporary ones. Deferred foreign keys
+// are not checked. If a table has more than maxDryRunRows changed rows or, without rowids, rows, the
+// error has the code "too_many_rows".
 func (d *dryRun) changes(ctx context.Context) (changes []provider.Change, err error) {
 	var before string
 	after, err := d.read(ctx)
@@ -125,8 +123,7 @@ func (d *dryRun) changes(ctx context.Context) (changes []provider.Change, err er
 	return result(changes, "dry run", err)
 }
 
-// read returns the current content of the changed rows: a JSON array of their tables, keys and
-// columns.
+// read returns the changed rows as they are now: a JSON array of their tables, keys and columns.
 func (d *dryRun) read(ctx context.Context) (string, error) {
 	var all []string
 	for t, rowids := range d.changed {
@@ -139,8 +136,7 @@ func (d *dryRun) read(ctx context.Context) (string, error) {
 	return "[" + strings.Join(all, ",") + "]", nil
 }
 
-// rows returns the rows with these rowids or, of a table without rowids, all rows. It returns
-// none if the table does not exist at this time.
+// rows returns the rows with these rowids, or all of a table without rowids; none if there is no table.
 func (d *dryRun) rows(ctx context.Context, t tableName, rowids map[int64]bool) ([]string, error) {
 	var columns, primary, key []string
 	var rowid sql.NullString

@@ -20,8 +20,7 @@ insert into kinora_outbox (message_id, topic, key, payload, headers, created_at,
 values (?1, ?2, ?3, ?4, ?5, coalesce(?6, ` + clock + `), coalesce(?6, ` + clock + `))
 on conflict (topic, message_id) do nothing`
 
-// enqueue adds a message created at a time (int64), or now (nil). It reports whether the message
-// is new.
+// enqueue adds a message created at a time (int64) or now (nil), and reports whether it is new.
 func (s session) enqueue(ctx context.Context, m outbox.Message, at any) (bool, error) {
 	n, err := s.changed(ctx, insertEntry, m.ID, m.Topic, m.Key, blobOf(m.Payload), headersOf(m.Headers), at)
 	return n == 1, err
@@ -300,8 +299,7 @@ where id in (
 			limit ?3))))`
 )
 
-// HoldEntries implements provider.EntryMaintainer. It reads before it writes, so an idle relay
-// takes no write lock.
+// HoldEntries implements provider.EntryMaintainer. It writes only if there is something to change.
 func (d *Provider) HoldEntries(ctx context.Context, long time.Duration, limit int) (n int, err error) {
 	var hold, free bool
 	err = one(ctx, d.reads, []any{&hold, &free}, findToHold, millis(long))
@@ -351,10 +349,8 @@ func (d *Provider) changed(ctx context.Context, query string, args ...any) (n in
 // lane identifies the entries that are published in order.
 type lane struct{ topic, key string }
 
-// window is how many entries of a key are released at most until they are ahead of the first held
-// one. The others follow as these are published. So claims need not walk a large backlog of one
-// key only because it was stuck once, and if the key gets stuck again, few entries must be held
-// again.
+// window is how many entries of a key are released at most. The others follow as these are published.
+// So claims need not walk a large backlog of one key, and few are held again if it gets stuck again.
 const window = 500
 
 // releaseHeld makes the first held entries of each lane pending.
@@ -388,8 +384,7 @@ from (select id, status, created_at, published_at, next_attempt_at
 	deleteScan = 1000 // entries that one call scans
 )
 
-// DeleteEntries implements provider.EntryMaintainer. It writes only if it finds entries to
-// delete.
+// DeleteEntries implements provider.EntryMaintainer. It writes only if there are entries to delete.
 func (d *Provider) DeleteEntries(ctx context.Context, keep outbox.EntryRetention, after int64) (n int, next int64, err error) {
 	published, skipped := millis(keep.Published), millis(keep.Skipped)
 	var scanned, found int

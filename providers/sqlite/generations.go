@@ -55,8 +55,7 @@ func (d *Provider) SetGeneration(ctx context.Context, g provider.Generation) (bo
 }
 
 const (
-	// freeGenerations makes room in the unique indexes, because the generations ?2 may change
-	// places.
+	// freeGenerations makes room in the unique indexes: the generations ?2 may change places.
 	freeGenerations = `
 update kinora_generations set state = 'standby' where projector = ?1 and generation in (select value from json_each(?2))`
 

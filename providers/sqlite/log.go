@@ -56,8 +56,7 @@ select position, stream, version, id, type, schema_version, data, metadata, reco
 	readLogHead = `select coalesce(max(position), 0) from kinora_events`
 )
 
-// LogPage implements provider.Log. There is one writer at a time, so every committed event is
-// settled.
+// LogPage implements provider.Log. With one writer at a time, every committed event is settled.
 func (d *Provider) LogPage(ctx context.Context, q provider.LogQuery) (provider.LogPage, error) {
 	if err := provider.CheckLogQuery(q); err != nil {
 		return provider.LogPage{}, err
@@ -104,8 +103,7 @@ func (d *Provider) logPage(ctx context.Context, q provider.LogQuery) (page provi
 	return page, err
 }
 
-// dropYoung ends the page at the last event of the log that is old enough, if that is within the
-// page.
+// dropYoung ends the page at the last event of the log that is old enough, if the page has it.
 func (d *Provider) dropYoung(ctx context.Context, q provider.LogQuery, page *provider.LogPage) error {
 	old, err := d.logPlace(ctx, readLogOld, q.After, millis(q.Age))
 	if err != nil || old.Position >= page.End.Position {

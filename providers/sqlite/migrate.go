@@ -68,8 +68,7 @@ func (d *Provider) ReadyFor(ctx context.Context, _ provider.Service) error {
 
 const readEncoding = `pragma encoding`
 
-// checkFile refuses a file that is not in UTF-8, or newer than the program. A file without recorded
-// versions passes.
+// checkFile refuses a file that is not in UTF-8, or newer than the program; not one without versions.
 func checkFile(ctx context.Context, q querier) error {
 	var encoding string
 	if err := one(ctx, q, []any{&encoding}, readEncoding); err != nil {

@@ -52,9 +52,8 @@ func (d *Provider) Due(ctx context.Context, f provider.DueFilter) (due []provide
 	return result(due, "list due messages", err)
 }
 
-// tryParked counts an attempt at message ?1 and postpones its lane by ?2 ms or, if that is null,
-// makes the message stuck. The other parameters are the message as it was listed. Only the first
-// message of a lane has a due time.
+// tryParked counts an attempt at message ?1, if it is as it was listed, and postpones its lane by ?2 ms
+// or, if that is null, makes it stuck. Only the first message of a lane has a due time.
 const tryParked = `
 update kinora_parked set
 	attempts = attempts + (?2 is not null), state = iif(?2 is null, 'stuck', state), due_at = ` + clock + ` + ?2
@@ -135,8 +134,7 @@ func (d *DB) Parked(ctx context.Context, f provider.ParkedFilter) (parked []prov
 	return result(parked, "list parked messages", err)
 }
 
-// Decide implements provider.Parking. It waits, like every write, for a unit that has the
-// messages.
+// Decide implements provider.Parking. Like every write, it waits for a unit that has the messages.
 func (d *Provider) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, by provider.Decision) (int, error) {
 	invalid := cmp.Or(provider.CheckDecision(to, by), provider.CheckParkedFilter(f))
 	return update(ctx, d, "decide about parked messages", invalid, func(u *unit) (int, error) {

@@ -129,8 +129,7 @@ func (s session) within(ctx context.Context) context.Context {
 	return context.WithValue(ctx, sessionKey{}, s)
 }
 
-// stmt returns the prepared statement on the transaction's connection, or nil if it was not
-// prepared.
+// stmt returns the statement on the transaction's connection, or nil if it was not prepared.
 func (s session) stmt(ctx context.Context, query string) *sql.Stmt {
 	if stmt, ok := s.pool.stmts.Load(query); ok {
 		return s.tx.StmtContext(ctx, stmt.(*sql.Stmt))
@@ -138,8 +137,7 @@ func (s session) stmt(ctx context.Context, query string) *sql.Stmt {
 	return nil
 }
 
-// isForeign reports whether tx comes from another pool of the caller on the same file. The
-// statement has not run.
+// isForeign reports whether tx is of another pool on the same file. The statement has not run.
 func isForeign(err error) bool {
 	return err != nil && strings.Contains(err.Error(), "statement from different database used")
 }

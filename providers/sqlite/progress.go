@@ -40,8 +40,7 @@ on conflict (projector, generation) do update set position = excluded.position, 
 	handlers = excluded.handlers, splits = excluded.splits`
 )
 
-// checkpointHead returns the position, the mode and the token of a checkpoint. In a unit they do not
-// change before the commit.
+// checkpointHead returns position, mode and token. In a unit they do not change before the commit.
 func checkpointHead(ctx context.Context, q querier, b provider.Build) (c provider.Checkpoint, err error) {
 	err = readInto(ctx, q, &c, readCheckpoint, b)
 	return c, err
@@ -183,8 +182,7 @@ func (d *Provider) Unapplied(ctx context.Context, b provider.Build, messages []p
 	return result(all, "look up markers", err)
 }
 
-// unapplied reads the checkpoint after the markers, which may be deleted when the checkpoint has
-// moved.
+// unapplied reads the checkpoint after the markers, which may be deleted once it has moved.
 func unapplied(ctx context.Context, q querier, b provider.Build, messages []provider.Message) ([]bool, error) {
 	of := map[string]map[string]int64{}
 	for i := range messages {
@@ -208,8 +206,7 @@ const (
 	pruneApplied = `delete from kinora_markers where (handler, generation, message_id) in (` + appliedMarkers + `)`
 )
 
-// PruneApplied implements provider.Progress. It takes the write lock only if there are markers to
-// delete.
+// PruneApplied implements provider.Progress. It writes only if there are markers to delete.
 func (d *Provider) PruneApplied(ctx context.Context, b provider.Build, handlers []string, limit int) (n int, err error) {
 	if err = provider.CheckPrune(b.Projector, handlers); err == nil {
 		b, err = numbered(ctx, d.reads, b)

@@ -85,8 +85,7 @@ insert into kinora_low_water_marks (handler, pruned_before) values (?1, ?2)
 on conflict (handler) do update set pruned_before = max(pruned_before, ?2)`
 )
 
-// Prune implements provider.Records. Each handler has a separate transaction, so that other
-// writers do not wait for all of them.
+// Prune implements provider.Records. Each handler has a transaction: others can write in between.
 func (d *Provider) Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (pruned int, err error) {
 	if err := provider.CheckPrune(projector, handlers); err != nil {
 		return 0, wrap("prune", err)
@@ -162,9 +161,8 @@ on conflict (runner) do update set expires_at = ` + clock + ` + ?2`
 	lastCrash = `select ` + clock + `, (select max(expires_at) from kinora_runners where runner <> ?1 and expires_at < ` + clock + `)`
 )
 
-// Beat implements provider.Liveness. Its commit is not synced, except on a DB from New, where it
-// is like every other commit. Like every write it waits for running handlers in any process:
-// leases should be longer than handlers take.
+// Beat implements provider.Liveness. Its commit is not synced, except on a DB from New. Like every write
+// it waits for running handlers in any process: leases should be longer than handlers take.
 func (d *Provider) Beat(ctx context.Context, runner string, lease, record time.Duration) (provider.Health, error) {
 	return update(unsynced(ctx), d, "renew the lease of runner "+runner, nil, func(u *unit) (h provider.Health, err error) {
 		err = u.execAll(ctx, []string{extendLease, deleteInFlight, deleteRunner}, runner, millis(lease), millis(record), lease == 0)

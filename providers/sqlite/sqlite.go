@@ -25,9 +25,8 @@ type Config struct {
 	Route      outbox.Route // maps events to the topics of their entries; nil: no entries
 	MaxPayload int          // most bytes of a payload; zero means 1 MiB
 
-	// RequeueWindow is how long after its last attempt an entry can be requeued without Force:
-	// the shortest time for which any of its consumers keeps markers (marker.Retention.Window).
-	// Zero means provider.DefaultRequeueWindow.
+	// RequeueWindow is how long after its last attempt an entry can be requeued without Force. Zero
+	// means provider.DefaultRequeueWindow, which says when to set it.
 	RequeueWindow time.Duration
 }
 
@@ -44,8 +43,7 @@ type Provider struct {
 	owned bool
 
 	users *pool // for the application's statements
-	// for Kinora's reads: no transaction holds a connection of it while it waits for the write
-	// lock
+	// for Kinora's reads: no transaction waits for the write lock with a connection of it
 	reads *pool
 	write *pool // for Kinora's transactions: one connection
 
@@ -150,11 +148,10 @@ func newDB(cfg *Config) (*DB, error) {
 }
 
 // SQL returns the pool for the application's tables: the pool that Open made or New received. Its
-// transactions are immediate. InTx adds Kinora's writes to them. Transactions on a pool from Open
-// wait for the write lock in the same order as Kinora's. A statement outside a transaction does
-// not queue, and waits for at most 5s. Such a pool opens as many connections as are used at once.
-// Do not limit them: handlers that read through the pool could wait for transactions that wait
-// for these handlers.
+// transactions are immediate, and InTx adds Kinora's writes to them. On a pool from Open they wait for
+// the write lock in the same order as Kinora's, and a statement outside of them waits for at most 5s. Do
+// not limit its connections: handlers that read through it could wait for transactions that wait for
+// these handlers.
 func (d *DB) SQL() *sql.DB { return d.users.db }
 
 // Close closes the pools of Open. A pool passed to New stays open.
@@ -194,8 +191,7 @@ func checkPath(path string) (string, error) {
 // These characters would end the path of a URI, or begin an escape.
 var escapePath = strings.NewReplacer("%", "%25", "?", "%3F", "#", "%23")
 
-// dsn returns a URI, which can express every path. Its authority is empty, because a path may
-// begin with "//".
+// dsn returns a URI, which can express every path. Its authority is empty: a path may begin with "//".
 func dsn(path string, busy time.Duration) string {
 	p := filepath.ToSlash(path)
 	if !strings.HasPrefix(p, "/") {
@@ -211,8 +207,7 @@ func dsn(path string, busy time.Duration) string {
 
 func setBusyTimeout(ms int64) string { return "pragma busy_timeout = " + strconv.FormatInt(ms, 10) }
 
-// useWAL sets the journal mode. The mode is not part of the dsn, because it is stored in the
-// file, and another process may be changing it at the same time.
+// useWAL sets the journal mode. It is stored in the file, and another process may be changing it.
 func useWAL(ctx context.Context, db *sql.DB) error {
 	return retryBusy(ctx, func() error {
 		var mode string
@@ -226,8 +221,7 @@ func useWAL(ctx context.Context, db *sql.DB) error {
 	})
 }
 
-// probe checks whether New can use a pool, and returns the path of its file. It uses one
-// connection of the pool.
+// probe checks, with one connection, whether New can use a pool, and returns the path of its file.
 func probe(ctx context.Context, db *sql.DB) (path string, err error) {
 	conn, err := db.Conn(ctx)
 	if err != nil {
@@ -261,9 +255,8 @@ func probe(ctx context.Context, db *sql.DB) (path string, err error) {
 	return file.String, probeImmediate(ctx, conn, file.String)
 }
 
-// probeImmediate checks that the pool's transactions are immediate. It holds the write lock on
-// another connection: meanwhile a transaction of the pool can begin only if it does not take that
-// lock.
+// probeImmediate checks that the pool's transactions are immediate. While another connection has the
+// write lock, one can begin only if it does not take that lock.
 func probeImmediate(ctx context.Context, conn *sql.Conn, path string) (err error) {
 	connector, err := sqlite.NewConnector(dsn(path, 0))
 	if err != nil {

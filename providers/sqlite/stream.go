@@ -189,8 +189,7 @@ where c.mode <> 'ended' and c.lineage in (?2, '') and exists (
 
 // Archive deletes the events of an ended stream before its last one, and its snapshots, in one transaction.
 // It returns the number of deleted events. To keep them elsewhere, read them with ReadStream before. The
-// version of the stream and its last event stay. So do the entries of the outbox and parked messages,
-// which have copies of events.
+// version and the last event stay, and entries of the outbox and parked messages, which have copies.
 //   - eventstore.ErrNotEnded: the stream has not ended, or does not exist.
 //   - eventstore.ErrNotPassed: a projector, also one that is being rebuilt, has not passed an event that it
 //     takes. Nothing is deleted.

@@ -153,9 +153,8 @@ func (d *Provider) ChangeTasks(ctx context.Context, changes []provider.TaskChang
 const renewTask = `
 update kinora_tasks set next_at = ` + clock + ` + ?3 where id = ?1 and status = 'claimed' and token = ?2`
 
-// RenewTasks implements provider.Tasks. No row has a lock of its own: RenewTasks waits, as every
-// write does, until no other transaction writes or ctx ends. Meanwhile no worker can claim a
-// task. A loss of power, which ends the workers too, may lose its commit.
+// RenewTasks implements provider.Tasks. It waits, as every write, until no other transaction writes or
+// ctx ends; meanwhile no worker can claim a task. A loss of power may lose its commit.
 func (d *Provider) RenewTasks(ctx context.Context, tasks []provider.Task, lease time.Duration) ([]string, error) {
 	if len(tasks) == 0 {
 		return nil, nil
@@ -201,8 +200,7 @@ func (d *Provider) TaskKinds(ctx context.Context, domain string) (kinds []string
 }
 
 const (
-	// oldTasks selects at most ?3 tasks that were done more than ?1 ms ago or undone more than ?2 ms
-	// ago.
+	// oldTasks selects at most ?3 tasks that were done before ?1 ms ago, or undone before ?2 ms ago.
 	oldTasks = `
 select id from kinora_tasks t indexed by kinora_tasks_ended
 where status in ('done', 'undone') and status = 'done' and ended_at < ` + clock + ` - ?1` + notOpen + `
@@ -213,8 +211,7 @@ limit ?3`
 
 	notOpen = ` and not exists (select 1 from kinora_task_groups g where g.id = t.group_id and g.open > 0)`
 
-	// oldGroups selects at most ?2 groups that were completed more than ?1 ms ago. Their tasks are
-	// deleted first.
+	// oldGroups selects at most ?2 groups without tasks that were completed more than ?1 ms ago.
 	oldGroups = `
 select id from kinora_task_groups g indexed by kinora_task_groups_completed
 where completed_at < ` + clock + ` - ?1 and not exists (
@@ -305,8 +302,7 @@ func (s session) now(ctx context.Context) (now time.Time, err error) {
 	return now, err
 }
 
-// takeTask claims the task that was read as r. It abandons a task whose state is malformed, because every
-// claim would find the task again.
+// takeTask claims the task that was read as r. One whose state is malformed is abandoned.
 func (s session) takeTask(ctx context.Context, r taskrow.Row, q provider.TaskQuery, t claim.Terms, now time.Time) (taken provider.Task, ok bool, err error) {
 	is, records, taken, ok := r.Take(q.Attempts, t, now)
 	n, err := s.changed(ctx, takeTask, r.ID, string(is.Status), is.Suspect, tokenOf(is.Token), is.ClaimedBy, msOf(is.NextAt), is.Doubt, msOf(is.LastAttemptedAt),
