@@ -17,8 +17,7 @@ import (
 )
 
 // Store is what a store of events and an outbox has for operators. *postgres.DB, *sqlite.DB and *memory.DB
-// implement it, and the other parts. If the read models are in Redis, it is the second store of
-// provider.Combine.
+// have it, and the other parts. With read models in Redis, it is the second store of provider.Combine.
 type Store interface {
 	provider.Inspector
 	provider.Log

@@ -12,12 +12,9 @@ import (
 )
 
 const (
-	// countLimit is the most rows that are counted of each kind.
-	countLimit = 2000
-	// lagPage is the most events that are looked at for the lag of a generation.
-	lagPage = 1000
-	// listed is the most projectors whose lag is looked at.
-	listed = 200
+	countLimit = 2000 // the most rows that are counted of each kind
+	lagPage    = 1000 // the most events that are looked at for the lag of a generation
+	listed     = 200  // the most projectors whose lag is looked at
 )
 
 // Facts are the state of a service, as of about one moment. Times are on the store's clock, UTC.

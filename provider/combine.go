@@ -13,8 +13,7 @@ import (
 // Combine returns a Provider with the units of a store that has nothing else, such as Redis, and
 // the parked messages, leases and generations of another store, such as PostgreSQL.
 //
-// A unit of the second store is open while the handlers run, so holds and parked messages are as exact as in one
-// store. It commits after the first store.
+// A unit of the second store is open while the handlers run, so holds and parked messages are exact. It commits last.
 //
 // If units keep markers (MarkerUnits), the markers and the checkpoint are next to the read model:
 //   - If the second commit does not happen, the messages come again, and their markers show that they are applied.
@@ -344,8 +343,7 @@ type MarkerUnits[Tx any] interface {
 	//     of the live generation notices (Shows), and shows its own.
 	DoCombined(ctx context.Context, u Unit, run func(context.Context, Tx, Found) (Closing, error)) (commit func(context.Context) error, err error)
 
-	// Outcomes returns the outcomes of questions whose Generation is not zero, by markers, records and
-	// checkpoints. A recorded message is OutcomeWaiting.
+	// Outcomes answers questions with a Generation. A recorded message is OutcomeWaiting.
 	Outcomes(ctx context.Context, questions []Question) ([]Outcome, error)
 
 	// Asides returns the recorded messages of a generation: their ids, and positions or 0.
@@ -365,8 +363,7 @@ type MarkerUnits[Tx any] interface {
 	// Shows is that of Restorer.
 	Shows(ctx context.Context, pairs []TablePair) (bool, error)
 
-	// Differing returns the keys of rows that differ, at most 100,000, while units may change them. A comparison
-	// during a switch then looks only at these.
+	// Differing returns the keys of at most 100,000 rows that differ, while units may change them.
 	Differing(ctx context.Context, c Comparison) ([]Difference, error)
 }
 
@@ -381,8 +378,7 @@ type Restorer interface {
 	// them. In a lane of lost, which are those of Lost events, it deletes all. The log, or Lost, brings them again.
 	DropAhead(ctx context.Context, b Build, position int64, lost map[Lane]bool) error
 
-	// CanReplay reports whether parked messages can be applied now: the read model has not gone back, or
-	// Lost events are applied again.
+	// CanReplay reports whether parked messages can be applied now: nothing was Lost, or all is applied again.
 	CanReplay(ctx context.Context, b Build) (bool, error)
 
 	// Shows reports whether readers see the tables of pairs under their other names.

@@ -142,8 +142,7 @@ func (p *markedPair[Tx, Outer]) eachParked(ctx context.Context, f ParkedFilter, 
 	}
 }
 
-// drop resolves parked messages without applying them. If another unit has locked their lane, it asks again:
-// that unit leaves them as they are.
+// drop resolves parked messages without applying them. While another unit has locked their lane, it asks again.
 func (p *markedPair[Tx, Outer]) drop(ctx context.Context, b Build, rows []Parked) error {
 	f := ParkedFilter{Projector: b.Projector, Generation: b.Number()}
 	for i := range rows {
@@ -199,8 +198,7 @@ func (p *markedPair[Tx, Outer]) PruneApplied(ctx context.Context, b Build, handl
 	return p.units.PruneApplied(ctx, b, handlers, limit)
 }
 
-// Outcomes implements Records. The second store has the parked messages, and is asked first: a message
-// that is applied meanwhile is found by its marker then.
+// Outcomes implements Records. The parked messages come first: one that is applied meanwhile has a marker.
 func (p *markedPair[Tx, Outer]) Outcomes(ctx context.Context, questions []Question) ([]Outcome, error) {
 	outcomes, err := p.store.Outcomes(ctx, questions)
 	if err != nil {

@@ -133,11 +133,10 @@ func (r EntryRetention) WithDefaults() (EntryRetention, error) {
 }
 
 // DefaultRequeueWindow is the default window of marker.Retention. If consumers keep markers for
-// another time, set RequeueWindow in the provider's Config to it.
+// another time, set RequeueWindow in the provider's Config to the shortest of their windows.
 const DefaultRequeueWindow = 8 * 24 * time.Hour
 
-// The functions below are the rules of entries for stores that apply them row by row, in a
-// transaction. now is the store's time.
+// The functions below are the rules of entries, row by row, in a transaction. now is the store's time.
 
 // Selects reports whether f selects e, apart from f.After and f.Limit.
 func (f *EntryFilter) Selects(e *Entry, now time.Time) bool {

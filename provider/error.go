@@ -13,8 +13,7 @@ import (
 type Class int
 
 const (
-	// ClassUnknown: counted, and tried again with a backoff; stuck after the last attempt. Errors
-	// of handlers have this class unless they say otherwise.
+	// ClassUnknown: counted, and tried again with a backoff; stuck after the last attempt. The default for handlers.
 	ClassUnknown Class = iota
 	// ClassTransient: not the fault of the message, for example a busy or unreachable database.
 	// Tried again with a backoff, without limit, and never counted.

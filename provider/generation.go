@@ -9,9 +9,8 @@ import (
 	"time"
 )
 
-// Build identifies a generation of a projector's read model: each rebuild creates one, with its own checkpoint,
-// markers, parked messages and held lanes. The first one is 1. A Generation of zero means the live one in
-// Progress and Records, and 1 everywhere else.
+// Build identifies a generation of a read model: each rebuild creates one, with its own checkpoint, markers, parked
+// messages and held lanes. The first is 1. Zero means the live one in Progress and Records, and 1 everywhere else.
 type Build struct {
 	Projector  string
 	Generation int
@@ -34,12 +33,10 @@ type Builds interface {
 	// Generations returns the generations of a projector, or of all if its name is empty, in order of projector and number.
 	Generations(ctx context.Context, projector string) ([]Generation, error)
 
-	// SetGeneration stores g, and adds one to its Revision. It returns false, and changes nothing,
-	// in these cases:
+	// SetGeneration stores g, and adds one to its Revision. It returns false, and changes nothing, if:
 	//   - g.Revision is not that of the stored row. A row that does not exist has Revision 0.
 	//   - The stored generation is retired, and g is not.
-	//   - It would be the second generation of the projector that is live, or the second one that is
-	//     requested or being built.
+	//   - It would be the second one of the projector that is live, or that is requested or being built.
 	//
 	// In the same transaction it changes the checkpoint of the generation if the State is new: with GenerationStandby
 	// its mode becomes ModeCatchUp and the tokens of it and its segments zero; with GenerationRetired its mode
@@ -134,28 +131,24 @@ func CanSet(stored []Generation, set ...Generation) bool {
 	return live <= 1 && next <= 1
 }
 
-// Switch makes a unit change which generation is live, or compare two generations. Such a unit has
-// these steps:
+// Switch makes a unit change which generation is live, or compare two generations, in these steps:
 //   - It waits until no other unit of the projector is open, in any generation. After a second the error is
 //     ClassTransient with CodeBusy. Units that open later wait for it. With Snapshot neither waits.
 //   - It compares Set with the stored generations (ErrFenced).
 //   - It calls Last, and opens the unit with the messages that Last returned.
 //   - It empties the tables of Reset, and calls run, which must not park messages.
-//   - It checks Create, renames, shows and compares tables, stores the generations of Set, and commits. With
-//     Snapshot it is rolled back instead.
+//   - It checks Create, renames, shows and compares tables, stores Set, and commits, or with Snapshot rolls back.
 //
 // Unit.Once must be set, and Unit.Messages must be empty. The tables need Keeps.Tables.
 type Switch struct {
 	Snapshot bool // see the whole store as of one moment, and the unit's own writes, and roll back
-	// Last returns the messages of the unit; nil means none. The live generation does not change until the
-	// unit ends.
+	// Last returns the messages of the unit; nil means none. Until the unit ends, live does not change.
 	Last func(ctx context.Context, live Live) ([]Message, error)
 	// Set are generations to store together, as SetGeneration does: one can become live when another ceases to be.
 	Set []Generation
-	// Create are the tables of a new generation, which run creates. Their names end with its number:
-	// "ratings_g2". The error has CodeReferenced if one of them has a foreign key to a table of another
-	// generation, if another table has one to them or to a table that would be renamed when this generation becomes
-	// live, or if the store could never delete their rows.
+	// Create are the tables of a new generation, which run creates: "ratings_g2". The error has CodeReferenced if one
+	// has a foreign key to a table of another generation, if another table has one to them or to a table that would
+	// be renamed when this generation becomes live, or if the store could never delete their rows.
 	Create []string
 	// Reset are tables to empty. The error has CodeReferenced if another table has a foreign key to one of them.
 	Reset []string
@@ -167,8 +160,7 @@ type Switch struct {
 	Compare *Comparison // if not nil, compare tables
 }
 
-// OpenSwitch does the second and the third step of a unit with Switch. stored are the generations of the projector, and
-// live reads one of them.
+// OpenSwitch does the second and the third step. stored are the generations of the projector, and live reads one.
 func (u *Unit) OpenSwitch(ctx context.Context, stored []Generation, live func(context.Context, Build) (Live, error)) error {
 	if !CanSet(stored, u.Switch.Set...) {
 		return &Error{Class: ClassTransient, Code: CodeFenced, Err: ErrFenced}
@@ -242,8 +234,7 @@ type TablePair struct{ Table, Other string }
 
 // Comparison compares the rows of tables by their primary keys, or as a whole if a table has none.
 type Comparison struct {
-	// Pairs are the tables to compare. Table has the right rows, Other may have wrong ones. Only columns that
-	// both have are compared.
+	// Pairs are the tables to compare, by the columns that both have. Table has the right rows.
 	Pairs  []TablePair
 	Ignore []string // columns that are not compared
 	Limit  int      // the most differences to find
@@ -269,8 +260,7 @@ const (
 	CodeReferenced = "referenced" // a foreign key keeps a table from being emptied, renamed or dropped
 )
 
-// Replaces returns g as SetGeneration stores it in the place of was, which is zero if there is none. Its
-// revision was compared (CanSet).
+// Replaces returns g as SetGeneration stores it in the place of was, which may be zero, after CanSet.
 func (g Generation) Replaces(was Generation, now time.Time) Generation {
 	if g.CreatedAt, g.ChangedAt = was.CreatedAt, was.ChangedAt; was.Revision == 0 {
 		g.CreatedAt = now

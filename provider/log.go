@@ -34,8 +34,7 @@ type Log interface {
 	// LogEvents returns those events that are in the log, by their ids, which may be any text.
 	LogEvents(ctx context.Context, ids []string) (map[string]eventstore.Raw, error)
 
-	// LogStreams returns the visible events of each stream up to a version that are behind a position, in order
-	// of position and as of one moment.
+	// LogStreams returns the visible events of streams up to a version, behind a position, in order and as of one moment.
 	LogStreams(ctx context.Context, versions map[string]int64, after int64) ([]eventstore.Raw, error)
 
 	// LogID identifies the log.
@@ -59,8 +58,7 @@ type LogQuery struct {
 	After  int64 // only events with a greater position
 	Filter eventstore.LogFilter
 	Limit  int // the most events; zero means 500. A page also ends after about 8 MiB of data.
-	// Age ends the page before the events at the end of the log that were recorded less than this time ago,
-	// on the store's clock.
+	// Age ends the page before the events at the end of the log that are younger, on the store's clock.
 	Age       time.Duration
 	Unsettled bool // add the visible events behind the settled position, as of one moment, without moving End
 	NoData    bool // leave Data and Metadata empty
@@ -77,8 +75,7 @@ type LogPage struct {
 	End  LogPlace
 	Full bool // it ends because of a limit: of events, of data, or of the positions that one page covers
 	More bool // the log has visible events behind the page, of any type and age
-	// Server identifies the server and the history that were read. It changes after a restart, a failover or a
-	// restore. Empty if the store does not know.
+	// Server identifies the server and its history. It changes after a restart, a failover or a restore. May be empty.
 	Server  string
 	Waiting []OpenAppend // what keeps the settled position behind the last visible one
 }
@@ -123,8 +120,7 @@ type EventFinder interface {
 const (
 	LogPageEvents = 500     // if LogQuery.Limit is zero
 	LogPageBytes  = 8 << 20 // of data and metadata; the event that reaches it ends the page
-	// With a filter, a page covers this many positions at most: its End moves although the filter
-	// selects few events.
+	// With a filter, a page covers this many positions at most: its End moves also if few are selected.
 	LogPageScan = 20_000
 )
 
@@ -305,8 +301,7 @@ func FindPosition(ctx context.Context, log LogIndex, from eventstore.From) (int6
 	return head, nil
 }
 
-// The functions below are the rules of events for stores that apply them row by row, in a
-// transaction.
+// The functions below are the rules of events for stores that apply them row by row, in a transaction.
 
 // Repeated reports whether the same append is stored already: the same ids in the same order in this
 // stream, at the version that expected asks for. Then the result is that of the append, without its Log.
@@ -377,8 +372,7 @@ func placeOf(e eventstore.Raw) LogPlace {
 	return LogPlace{Position: e.Position, ID: e.ID, RecordedAt: e.RecordedAt}
 }
 
-// PositionIn implements Log.LogPosition for a store that yields its visible events in order. head is the
-// position of the last one.
+// PositionIn implements Log.LogPosition with the visible events in order, the last one at head.
 func PositionIn(from eventstore.From, head int64, events iter.Seq[eventstore.Raw]) (int64, error) {
 	if err := CheckFrom(from); err != nil || !from.Now && from.Time.IsZero() {
 		return from.Position, err

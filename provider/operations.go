@@ -51,8 +51,7 @@ func OperationsOf(store any) Operations {
 	return o
 }
 
-// Registry records which services are alive, and which projectors and topics are paused. Each method
-// is a separate transaction.
+// Registry records which services are alive, and what is paused. Each method is a separate transaction.
 type Registry interface {
 	// Report records that a service is alive until lease from now, on the store's clock. A lease of
 	// zero records a clean end: the row is deleted. Rows of other services are deleted when their
@@ -139,11 +138,10 @@ type Acts interface {
 	CancelAct(ctx context.Context, id int64, d Decision) (bool, error)
 }
 
+// Limits of acts.
 const (
-	// ActsKept is how long acts are kept after their end.
-	ActsKept = 90 * 24 * time.Hour
-	// MaxActBytes is the most bytes of Act.Detail and of Act.Outcome.
-	MaxActBytes = 1 << 20
+	ActsKept    = 90 * 24 * time.Hour // how long they are kept after their end
+	MaxActBytes = 1 << 20             // of Act.Detail, and of Act.Outcome
 )
 
 // ActState is the state of an act.
@@ -165,8 +163,7 @@ func (s ActState) IsOver() bool { return s != ActRequested && s != ActRunning }
 type Act struct {
 	ID   int64  `json:"id"`
 	Verb string `json:"verb"` // "pause", "resume", "requeue", "skip", "prune", "drop", "verify", "dry-run"
-	// Kind and Name are the target: "projector" and its name, "topic", "outbox", or "markers" and a projector
-	// or handlers.
+	// Kind and Name are the target: "projector", "topic" and its name, "outbox", "markers" and a projector or handlers.
 	Kind string `json:"kind"`
 	Name string `json:"name"`
 	Decision

@@ -14,15 +14,13 @@ import (
 // failed or claimed, and its NextAttemptAt is not in the future on the store's clock, which is read once
 // per statement. With EntryQuery.Unordered, the conditions on earlier entries do not apply.
 type Outbox interface {
-	// ClaimEntries does what the function ClaimEntries does, in one transaction: see claim.Portable. t
-	// is complete (claim.Terms.WithDefaults).
+	// ClaimEntries is the function ClaimEntries in one transaction (claim.Portable). t is complete (WithDefaults).
 	ClaimEntries(ctx context.Context, q EntryQuery, t claim.Terms) ([]Entry, error)
 
 	// MarkEntries changes claimed entries in one transaction.
 	//   - A mark whose token is not that of the entry's claim changes nothing: late has its Seq, in any
 	//     order. Of two marks of one entry the first counts, and the second is late.
-	//   - If an entry is published, held entries of its topic and key become pending: the first of them,
-	//     and at least the next one.
+	//   - If an entry is published, the first held entries of its topic and key become pending, at least one.
 	//   - If CheckMarks refuses a mark, nothing is changed.
 	MarkEntries(ctx context.Context, marks []EntryMark) (late []int64, err error)
 }
@@ -53,9 +51,8 @@ type Waker interface {
 
 // Enqueuer is the outbox in a transaction that the caller owns, such as sqlite.DB.InTx.
 type Enqueuer interface {
-	// Enqueue adds messages to the outbox if the transaction commits. A message is ignored if its id is
-	// already in the outbox for that topic. If OutboxMessage.Normalize refuses one, nothing is added, and the
-	// transaction stays usable.
+	// Enqueue adds messages if the transaction commits. One whose id the outbox has for its topic is ignored. If
+	// OutboxMessage.Normalize refuses one, nothing is added, and the transaction stays usable.
 	Enqueue(ctx context.Context, ms ...OutboxMessage) error
 }
 
@@ -86,14 +83,11 @@ type EntryQuery struct {
 type EntryMark struct {
 	Seq   int64
 	Token claim.Token
-	// To is EntryPublished, EntryFailed or EntryAbandoned. EntryClaimed renews the lease, EntryPending
-	// releases the entry and restores the attempt.
+	// To is EntryPublished, EntryFailed, EntryAbandoned, EntryClaimed (a renewal), or EntryPending (a release, not counted).
 	To EntryStatus
-	// After is the backoff of a failed entry, the new lease of a claimed one, and the time until a
-	// pending one can be claimed.
+	// After is the backoff of a failed entry, the lease of a claimed one, and the delay of a pending one.
 	After time.Duration
-	// Error is the class of the error, never its text, of a failed, abandoned or pending entry. Empty keeps
-	// the last one of a pending entry.
+	// Error is the class, never the text, of a failed, abandoned or pending entry. Empty keeps that of a pending one.
 	Error string
 	Drop  bool // published: delete the entry instead of marking it
 }

@@ -18,12 +18,10 @@ import (
 
 // OutboxMessage is a message to be published.
 type OutboxMessage struct {
-	// ID is the same on every publication. Empty means a new UUID version 7; in the output of a
-	// handler, an id derived from the event.
+	// ID is the same on every publication. Empty means a new UUIDv7; in output, an id derived from the event.
 	ID    string `json:"message_id"`
 	Topic string `json:"topic"` // 1 to 255 bytes
-	// Key is the ordering key. Empty means ID, so that the message waits for no other; in the
-	// output of a handler, the stream of the event.
+	// Key is the ordering key. Empty means ID, so that it waits for no other; in output, the event's stream.
 	Key     string            `json:"key"`
 	Payload []byte            `json:"payload,omitempty"` // published unchanged; at most the provider's MaxPayload bytes
 	Headers map[string]string `json:"headers,omitempty"` // at most 64; names have at most 255 bytes, values 1024
@@ -155,8 +153,7 @@ func Inherited(m eventstore.Metadata) eventstore.Metadata {
 	}
 }
 
-// Inherit returns m with the inherited metadata in its headers, unless it has these headers, or 64
-// others. The headers are copied.
+// Inherit returns m with the inherited metadata in a copy of its headers, unless it has them, or 64 others.
 func (m OutboxMessage) Inherit(from eventstore.Metadata) OutboxMessage {
 	from = Inherited(from)
 	copied := false

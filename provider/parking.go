@@ -13,9 +13,8 @@ import (
 
 // Parking stores parked messages, as one queue per lane. Each method is a separate transaction.
 type Parking interface {
-	// Due returns the first messages of due lanes, by build and lane, the lanes in order of the time when they
-	// became due. Of each lane it returns one message, or up to f.Each if these are ClassHeld. A lane whose
-	// first message is stuck is never due.
+	// Due returns the first messages of due lanes, by build and lane, the lanes in order of their due time: of each
+	// one message, or up to f.Each if these are ClassHeld. A lane whose first message is stuck is never due.
 	Due(ctx context.Context, f DueFilter) ([]Parked, error)
 
 	// Try counts an attempt at p, which Due has returned, and makes its lane due only after again has passed. So
@@ -33,15 +32,13 @@ type Parking interface {
 	Decide(ctx context.Context, f ParkedFilter, to ParkedState, d Decision) (int, error)
 }
 
-// Parked is a parked message (dead letter), with everything that is needed to inspect it and to
-// apply it later.
+// Parked is a parked message (dead letter), with all that is needed to inspect and to apply it.
 type Parked struct {
 	Seq        int64  `json:"seq"` // the order of parking
 	Projector  string `json:"projector"`
 	Generation int    `json:"generation"`        // of the read model; see Build
 	Handler    string `json:"handler,omitempty"` // the full name of the handler that failed, or ""
-	// Handlers are the full names of the handlers that must run. Empty means all handlers of its
-	// type that have not applied it.
+	// Handlers are the full names of those that must run. Empty: all of its type that have not applied it.
 	Handlers  []string          `json:"handlers,omitempty"`
 	MessageID string            `json:"message_id,omitempty"` // empty if the message had none
 	Topic     string            `json:"topic,omitempty"`      // the topic of the delivery
@@ -135,8 +132,7 @@ type DueFilter struct {
 	Each   int    // the most messages of a lane
 }
 
-// Decision is who decided about a parked message or a task, and why. The zero Decision is that of a runner; for
-// tasks it is refused.
+// Decision is who decided, and why. The zero Decision is that of a runner; for tasks it is refused.
 type Decision struct {
 	By     string `json:"by,omitempty"`
 	Reason string `json:"reason,omitempty"`
@@ -192,8 +188,7 @@ func LaneOfKey(key string) Lane { return sha256.Sum256([]byte("key\x00" + key)) 
 // LaneOfMessage returns the lane of a single message: it waits for no other, and no other waits for it.
 func LaneOfMessage(id string) Lane { return sha256.Sum256([]byte("id\x00" + id)) }
 
-// The functions below are the rules of parked messages for stores that apply them row by row, in a transaction. now
-// is the store's time.
+// The functions below are the rules of parked messages, row by row, in a transaction. now is the store's time.
 
 // Selects reports whether f selects p, apart from f.After and f.Limit.
 func (f *ParkedFilter) Selects(p *Parked) bool {
@@ -211,8 +206,7 @@ func (f *ParkedFilter) Selects(p *Parked) bool {
 // IsDue reports whether p, which is the first message of its lane, can be tried.
 func (p *Parked) IsDue(now time.Time) bool { return !p.DueAt.IsZero() && !p.DueAt.After(now) }
 
-// Due returns the messages of a build that f selects. firsts are the first messages of all its lanes, and
-// lane returns the first messages of a lane, at most n.
+// Due returns the messages of a build that f selects. firsts are those of all lanes, and lane returns the first n of one.
 func (f *DueFilter) Due(firsts []Parked, lane func(first Parked, n int) []Parked, now time.Time) (due []Parked) {
 	firsts = slices.DeleteFunc(firsts, func(p Parked) bool {
 		return !p.IsDue(now) || f.Lanes != nil && !slices.Contains(f.Lanes, p.Lane)
@@ -233,8 +227,7 @@ func (f *DueFilter) Due(firsts []Parked, lane func(first Parked, n int) []Parked
 	return due
 }
 
-// Try is the rule of Parking.Try. p is the first message of its lane, which Due returned as listed. It returns
-// whether p can be tried, and whether p was changed.
+// Try is the rule of Parking.Try. p is the first message of its lane. It returns whether p can be tried, and whether it changed.
 func (p *Parked) Try(listed *Parked, limit int, again time.Duration, now time.Time) (ok, changed bool) {
 	if !p.IsDue(now) || p.Seq != listed.Seq || !p.Unchanged(listed) {
 		return false, false
@@ -248,8 +241,7 @@ func (p *Parked) Try(listed *Parked, limit int, again time.Duration, now time.Ti
 	return true, true
 }
 
-// Wait makes p a message that may be tried after this time from now, once it is the first of its lane. If
-// after is negative, it is stuck.
+// Wait makes p wait for this time from now, once it is the first of its lane. A negative time makes it stuck.
 func (p *Parked) Wait(after time.Duration, now time.Time) {
 	if p.State, p.DueAt = StateWaiting, now.Add(after); after < 0 {
 		p.State, p.DueAt = StateStuck, time.Time{}

@@ -10,8 +10,7 @@ import (
 	"github.com/kinora-go/kinora/claim"
 )
 
-// Progress records how far each projector has applied the events of a log. Each method is a
-// separate transaction.
+// Progress records how far projectors have applied a log. Each method is a separate transaction.
 type Progress interface {
 	// Checkpoint returns the checkpoint of a generation as of one moment. If it has none, only Generation is set.
 	Checkpoint(ctx context.Context, b Build) (Checkpoint, error)
@@ -23,19 +22,17 @@ type Progress interface {
 	// a mode; its Generation and Segments are ignored. Segments below those of to.Splits are deleted.
 	SetCheckpoint(ctx context.Context, b Build, from, to Checkpoint) (bool, error)
 
-	// TakeSegment makes token the one that moves a segment of the current Split, and returns the segment as
-	// it was. One that does not exist is created at the place of the checkpoint. It returns false, and
-	// changes nothing, if the Split does not have the segment, or the mode is not ModeCatchUp. It waits for
-	// units with Unit.Segment of the same segment.
+	// TakeSegment makes token the one that moves a segment of the current Split, and returns it as it was, or as it
+	// was created, at the place of the checkpoint. It returns false, and changes nothing, if the Split does not have
+	// it, or the mode is not ModeCatchUp. It waits for units with Unit.Segment of the same segment.
 	TakeSegment(ctx context.Context, b Build, number int, token claim.Token) (Segment, bool, error)
 
 	// Unapplied reports for each message whether a unit could find it fresh: it is behind the checkpoint or
 	// has no position, and one of its handlers has no marker of it. Lane, Mark and Parked are ignored.
 	Unapplied(ctx context.Context, b Build, messages []Message) ([]bool, error)
 
-	// PruneApplied deletes at most limit markers of handlers, in the generation, whose position is not behind
-	// the checkpoint, and returns their number. Zero means that none is left, except those that other
-	// transactions are deleting.
+	// PruneApplied deletes at most limit markers of handlers whose position is not behind the checkpoint. It returns
+	// their number: zero means that none is left, except those that other transactions are deleting.
 	PruneApplied(ctx context.Context, b Build, handlers []string, limit int) (int, error)
 }
 
@@ -56,8 +53,7 @@ type Checkpoint struct {
 	Lineage string // LogID.Lineage of the log
 	Mode    Mode   // zero if there is no checkpoint
 	Token   claim.Token
-	// Handlers has the events that the projector takes, and the position behind which each
-	// handler began to take them.
+	// Handlers has the events that the projector takes, and behind which position each handler does.
 	Handlers []Began
 	// Splits are the ranges of segments that apply the events behind Place. The first one is current. The
 	// segments of the others do not move any more; they stay until Place has passed them, so that what they
@@ -87,8 +83,7 @@ const (
 	ModeCatchUp Mode = iota + 1
 	// ModeClosing: the reader applies the last events, and units of deliveries fail with CodeClosing.
 	ModeClosing
-	// ModeLive: deliveries, and the reader those that were not delivered. Each event that is applied has
-	// markers, until the checkpoint passes it.
+	// ModeLive: deliveries, and the reader the others. Applied events have markers until the checkpoint passes.
 	ModeLive
 	// ModeEnded: none. The generation is retired: all its units fail with ErrEnded.
 	ModeEnded
@@ -206,9 +201,8 @@ func (c *Checkpoint) Split() Split {
 	return c.Splits[0]
 }
 
-// InSegment returns the checkpoint as a unit with Unit.Segment compares it: with the place and the token of
-// the segment. If the current Split does not have it, or it does not exist, the result is like that of no
-// checkpoint, unless c has ModeEnded. Zero returns c.
+// InSegment returns the checkpoint with the place and the token of a segment, for Unit.Segment; zero returns c. If the
+// segment does not exist in the current Split, there is no checkpoint, unless c has ModeEnded.
 func (c Checkpoint) InSegment(number int) Checkpoint {
 	if number == 0 || c.Mode == ModeEnded {
 		return c

@@ -18,9 +18,8 @@ type Records interface {
 	// messages of projector, that are older than window on the store's clock, the oldest first. It returns the number
 	// of deleted rows. Zero means that none is left, except those that other transactions are deleting. In the same
 	// transaction it stores the time up to which markers of a handler may be missing.
-	//   - Markers with a position, in a generation that has a checkpoint, are left to Progress.PruneApplied:
-	//     without them, the reader of the log would apply their events again. In other generations they are deleted in
-	//     any order.
+	//   - Markers with a position, in a generation that has a checkpoint, are left to Progress.PruneApplied, or the reader
+	//     of the log would apply their events again. In other generations they are deleted in any order.
 	Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (int, error)
 }
 
@@ -52,8 +51,7 @@ const (
 	OutcomeWaiting                // parked, and a runner tries it again
 	OutcomeStuck                  // parked, and stuck or behind a stuck message
 	OutcomeSkipped                // it was parked, and an operator gave it up
-	// OutcomePruned: no marker, and markers of its age may have been deleted. Never for a message with a Position in a
-	// generation with a checkpoint.
+	// OutcomePruned: no marker, and those of its age may be deleted. Never for a Position in a build with a checkpoint.
 	OutcomePruned
 )
 
@@ -63,9 +61,8 @@ type Marker struct{ Handler, MessageID string }
 // Liveness records which runners are alive, and which messages they have in flight. A crash of the database may lose
 // these records; a crash of a runner does not. Each method is a separate transaction.
 type Liveness interface {
-	// Beat records that runner is alive until lease from now, on the store's clock. A lease of zero records a clean
-	// end. Runners, and their messages in flight, are deleted after that, or when their lease ended longer than
-	// record ago.
+	// Beat records that runner is alive until lease from now, on the store's clock. A lease of zero is a clean end.
+	// After that, or when a lease ended longer than record ago, the runner and its messages in flight are deleted.
 	Beat(ctx context.Context, runner string, lease, record time.Duration) (Health, error)
 
 	// InFlight records the messages that w is about to run. They replace those of the call before.
@@ -86,9 +83,8 @@ type Health struct {
 
 // Leases grants leases on names. At most one token has a name at a time, on the store's clock.
 type Leases interface {
-	// AcquireLease leases name to t.Token for t.Lease from now on. If the token has the lease
-	// already, it is extended. It returns false if another token has a lease that has not ended. Leases on other names
-	// that ended more than an hour ago, as those of processes that were killed, are deleted.
+	// AcquireLease leases name to t.Token for t.Lease from now on, or extends its lease. It returns false if another
+	// token has a lease that has not ended. Leases on other names that ended more than an hour ago are deleted.
 	// t is complete (claim.Terms.WithDefaults).
 	AcquireLease(ctx context.Context, name string, t claim.Terms) (bool, error)
 

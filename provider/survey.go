@@ -5,8 +5,7 @@ import (
 	"time"
 )
 
-// Survey is what a store has, for operators. Numbers are exact up to the limit of the survey. Times
-// are on the store's clock, UTC.
+// Survey is what a store has. Numbers are exact up to the limit. Times are on the store's clock, UTC.
 type Survey struct {
 	Now      time.Time
 	Head     LogPlace     // the last visible event

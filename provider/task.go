@@ -18,9 +18,8 @@ import (
 //	   │                 │ └──▶ abandoned ─requeue or complete─▶ pending, ─cancel─▶ pending, to be undone
 //	   └──answer─ waiting◀┘    (waiting ─(its time is over)─▶ claimed)
 //
-// Done and undone tasks never change again. An abandoned task changes only by a decision of an
-// operator. Separately from its status, a task has a direction: forward, or undo (Task.Undo). Claims
-// and lost leases do not change the direction.
+// Done and undone tasks never change again, and abandoned ones only by a decision of an operator. A task
+// also has a direction: forward, or undo (Task.Undo). Claims and lost leases do not change it.
 type TaskStatus string
 
 // The statuses of a task.
@@ -57,9 +56,8 @@ type Task struct {
 	Status    TaskStatus      `json:"status"`
 	Undo      bool            `json:"undo,omitempty"` // direction: its steps are being undone
 	Why       string          `json:"why,omitempty"`  // with Undo: the code of GiveUp, or WhyCanceled
-	// Doubt: a step that is not recorded may have begun. A claim sets it unless the direction is undo,
-	// TaskWaiting clears it, and the end of a claim sets it to TaskChange.Doubt. The result of a claim
-	// has the value from before the claim.
+	// Doubt: a step that is not recorded may have begun. A claim, which returns the value from before, sets it
+	// unless the direction is undo, TaskWaiting clears it, and the end of a claim sets it to TaskChange.Doubt.
 	Doubt     bool        `json:"doubt,omitempty"`
 	Version   int64       `json:"version"`              // one more after every change except claims and renewals
 	Attempts  int         `json:"attempts"`             // claims since its last progress, the live one included
@@ -71,16 +69,14 @@ type Task struct {
 	Token     claim.Token `json:"token,omitzero"`       // of the last claim
 	ClaimedBy string      `json:"claimed_by,omitempty"` // the holder of the last claim
 	Code      string      `json:"code,omitempty"`       // of the last failure; a word or a class, never a text
-	// Metadata has the correlation id, the causation id and the traceparent of the context that it was
-	// added with. Its handlers run with it.
+	// Metadata is what it inherited from the context that it was added with (Inherited). Its handlers run with it.
 	Metadata eventstore.Metadata `json:"metadata,omitzero"`
 	// NextAt is the end of the lease of a claimed task, and of the time of a waiting one; zero if
 	// that has no end. Any other open task cannot be claimed before it.
 	NextAt    time.Time `json:"next_at,omitzero"`
 	CreatedAt time.Time `json:"created_at"`
 	EndedAt   time.Time `json:"ended_at,omitzero"` // when it was done, undone or abandoned; else zero
-	// LastAttemptedAt is when a worker last claimed it to run it; zero: none has. It may be zero in the
-	// result of a claim with Spent.
+	// LastAttemptedAt is when a worker last claimed it to run it; zero: none has, or perhaps in a claim with Spent.
 	LastAttemptedAt time.Time `json:"last_attempted_at,omitzero"`
 }
 
@@ -107,8 +103,7 @@ type TaskDraft struct {
 	ID    string // 1 to 255 bytes; a task is added once under its id
 	Kind  string // "domain/name"; both match ^[a-z][a-z0-9_-]{0,40}$
 	Input json.RawMessage
-	// After and At delay it: it is not claimed before both. At is on the store's clock, for example
-	// the time of an event plus 90 days. Zero means at once.
+	// After and At, on the store's clock, delay it: it is not claimed before both. Zero means at once.
 	After time.Duration
 	At    time.Time
 	Err   error // why Input could not be encoded; the draft is then refused
@@ -173,8 +168,7 @@ type Tasks interface {
 	// With q.Alone it returns only suspect tasks, else none of them.
 	TaskCandidates(ctx context.Context, q TaskQuery, limit int) ([]Task, error)
 
-	// ClaimTasks does what the function ClaimTasks does, in one transaction: see claim.Portable. t is
-	// complete (claim.Terms.WithDefaults).
+	// ClaimTasks is the function ClaimTasks in one transaction (claim.Portable). t is complete (WithDefaults).
 	ClaimTasks(ctx context.Context, q TaskQuery, t claim.Terms) ([]Task, error)
 
 	// ChangeTasks applies changes in one transaction, each on its own, and returns their results in
@@ -202,8 +196,7 @@ type TaskTx interface {
 	// input and group exists; ErrTaskIDReused if it exists with another one of these.
 	Enqueue(ctx context.Context, tasks ...TaskDraft) error
 
-	// EnqueueGroup adds a group with all its tasks. It is ignored if the group exists with the same
-	// kind, data and tasks; else ErrTaskIDReused.
+	// EnqueueGroup adds a group with its tasks, unless it exists with the same kind, data and tasks; else ErrTaskIDReused.
 	EnqueueGroup(ctx context.Context, g TaskGroupDraft) error
 
 	// Answer fills the slot of a wait, now or before the task waits. A task that waits for it becomes pending.
@@ -242,8 +235,7 @@ type TaskQuery struct {
 type TaskChange struct {
 	ID    string
 	Token claim.Token
-	// To is the new status. TaskClaimed keeps the claim and renews its lease, TaskPending releases
-	// the task and gives its attempt back.
+	// To is the new status: TaskClaimed renews the lease, TaskPending releases the task and gives its attempt back.
 	To TaskStatus
 	// After is the lease of a claimed task, the backoff of a failed one, the delay of a pending one, and
 	// the time of a waiting one, ≤ 0 without end. A task that waits again for Open keeps its first end.
@@ -324,10 +316,9 @@ type TaskInspector interface {
 	// CompleteTask makes an abandoned task pending with a result. A worker ends it without running it: as
 	// done, and counts its group; or as undone if it was being undone. ErrTaskVersion: it is not abandoned.
 	CompleteTask(ctx context.Context, id string, result json.RawMessage, d Decision) error
-	// PatchTask changes the state of a task that is pending, failed, waiting or abandoned, as PatchState
-	// does. A null removes a slot, so its step runs again. A task that waits for a slot that the patch
-	// fills becomes pending. ErrTaskVersion: the task has another version, or a worker has it.
-	// ErrTaskEnded: it is done or undone.
+	// PatchTask changes the state of a task as PatchState does. A null removes a slot, so its step runs again. If it
+	// fills the slot that a task waits for, the task becomes pending. ErrTaskVersion: the task has another version, or
+	// a worker has it. ErrTaskEnded: it is done or undone.
 	PatchTask(ctx context.Context, id string, version int64, patch json.RawMessage, d Decision) error
 }
 

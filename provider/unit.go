@@ -49,8 +49,7 @@ type Message struct {
 	Lane     Lane      // the lane that is held if the message is parked
 	Handlers []Handler // the handlers to run, in order; may be empty
 	Mark     bool      // insert a marker for each of Handlers
-	// Position is that of an event of the log that the projector reads, and stored with its marker; 0 if the
-	// message is none.
+	// Position is that of an event of the projector's log, which is stored with its marker; 0: it is none.
 	Position int64
 	Parked   *Parked // the parked message as it was listed; nil for a delivery
 }
@@ -76,15 +75,11 @@ type Units[Tx any] interface {
 	//   - A unit of a generation whose checkpoint has ModeEnded fails with ErrEnded, whatever its messages are.
 	//   - The unit locks the lanes of parked messages. If another unit has the lane, the message is not
 	//     fresh, but if it has attempts (Parking.Try), the unit waits for the lane.
-	//   - run may be called again after its earlier writes are undone. Its first call may be before any
-	//     statement is sent, with a Found in which all messages are fresh. Neither happens with u.Once or
-	//     u.Careful.
-	//   - If run ends tx, the unit fails with a permanent *Error. If it panics or calls runtime.Goexit,
-	//     nothing is committed.
-	//   - In a store with one writer, run's ctx shows that the unit is open: a call with it that would wait for the unit
-	//     is ErrInTransaction.
-	//   - If run does not return within a second after ctx ends, the transaction is rolled back and its locks
-	//     are released. Do returns when run returns.
+	//   - Without u.Once and u.Careful, run may be called again after its earlier writes are undone, and the first
+	//     call may be before any statement is sent, with a Found in which all messages are fresh.
+	//   - If run ends tx, the error is permanent. If it panics or calls runtime.Goexit, nothing is committed.
+	//   - In a store with one writer, a call with run's ctx that would wait for the unit is ErrInTransaction.
+	//   - If run does not return within a second after ctx ends, its writes and locks end; Do returns when run does.
 	//   - If run only queues statements, and ctx ends before they finish, the error is ClassUnknown with
 	//     CodeDeadline if they are undone, and ClassAmbiguous if they may have been committed.
 	//   - An error without a class becomes permanent or unknown (HandlerError). The end of ctx is never
@@ -140,12 +135,10 @@ type Found struct {
 	Held     []bool // whether the lane is held, until the unit ends; false for parked messages
 	Suspect  []bool // whether another runner has the message in flight; only with Unit.Careful
 	Recorded []bool // whether the message is recorded as parked (MarkerUnits); nil if none is
-	// Partly reports whether an earlier unit has applied a part of the message, and could not undo it. It
-	// must be set aside with CodePartly. Nil if none is.
+	// Partly: an earlier unit has applied a part, and could not undo it. It must be set aside with CodePartly. Nil if none is.
 	Partly []bool
-	// Live reports whether a parked message can run: it is still waiting as it was listed (same Attempts, same
-	// Handlers), no other unit has its lane, and all messages before it in the lane are in this unit before it.
-	// Nil for deliveries.
+	// Live reports whether a parked message can run: it waits as it was listed (Unchanged), no other unit has its
+	// lane, and all messages before it in the lane are in this unit before it. Nil for deliveries.
 	Live []bool
 	// Begin must be called with the index of a message before its handlers run, or -1 if the statements that
 	// follow belong to several. Then a *MessageError reports the message of a failed statement.
@@ -256,8 +249,7 @@ func (f *Found) SetProgress(u *Unit, c Checkpoint) error {
 	return nil
 }
 
-// concerns reports whether the checkpoint has a say about m. It has none about parked messages,
-// because it passes events that are parked.
+// concerns reports whether the checkpoint has a say about m: not if m is parked, as it passes these.
 func (c *Checkpoint) concerns(m *Message) bool {
 	return c.Mode != 0 && m.Mark && m.Position > 0 && m.Parked == nil
 }
@@ -342,10 +334,9 @@ func (c *Closing) Holds(u *Unit, f Found) (holds []Aside) {
 // Closing is what the provider writes at the commit of a unit, in addition to the writes of the handlers.
 type Closing struct {
 	Output []OutboxMessage // for the outbox, in the same transaction
-	// Park lists messages to set aside. A delivery becomes a parked message behind those of its lane, which is held from
-	// then on. A parked message stays parked, with the Class, Code, Attempts, Handler, Handlers and Version of the
-	// Aside. All other live parked messages of the unit are deleted or, if an operator decided about them
-	// (Parked.By), kept as replayed.
+	// Park lists messages to set aside. A delivery is parked behind those of its lane, which is held from then on. A
+	// parked message stays parked, with the Class, Code, Attempts, Handler, Handlers and Version of the Aside. All other
+	// live ones of the unit are deleted or, if an operator decided about them (Parked.By), kept as replayed.
 	Park []Aside
 }
 

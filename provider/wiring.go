@@ -57,8 +57,7 @@ func RoutesOf(store any) *Routes {
 // Routed returns r. So a store that embeds Routes has it.
 func (r *Routes) Routed() *Routes { return r }
 
-// AppendsTo records that a repository appends events of these types to streams of category.
-// eventstore.NewRepository calls it.
+// AppendsTo records the types that a repository appends to a category. eventstore.NewRepository calls it.
 func (r *Routes) AppendsTo(category string, types []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -116,8 +115,7 @@ const (
 	WorkerService                // task.Worker
 )
 
-// NewerError is returned by Migrate and ReadyFor: a newer program has migrated the database, and this one does not know its
-// tables. Nothing was changed.
+// NewerError is returned by Migrate and ReadyFor: a newer program has migrated the database. Nothing was changed.
 type NewerError struct {
 	Database int64 // the version of the database's schema
 	Program  int64 // the newest version that this program knows

@@ -1,5 +1,4 @@
-// Package adminpage is the page for operators: an http.Handler that shows the state of a service, what is
-// wrong, and what to do about it.
+// Package adminpage is an http.Handler that shows operators what is wrong, and what to do about it.
 //
 //	ops, err := adminpage.New(db, adminpage.Config{})
 //	mux.Handle("/operator/", signedIn(http.StripPrefix("/operator", ops)))

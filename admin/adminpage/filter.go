@@ -24,8 +24,7 @@ func filterOf[L any](q *query) L {
 	return list
 }
 
-// actOn is filterOf for an act. A form with a value that is not in the list is refused: without the value, the act
-// would select more rows than the person has seen.
+// actOn is filterOf for an act. It refuses a value that is not in the list: without it, the act would select more rows.
 func actOn[L any](q *query) L {
 	list := filterOf[L](q)
 	read := map[string][]string{"reason": q.values["reason"], "confirm": q.values["confirm"]}
@@ -69,8 +68,7 @@ type rowList[F any] interface {
 	Confirm() string
 }
 
-// rowForms are the forms of acts on the rows of a list. For several rows, and for an act with Danger, which cannot be undone, a
-// person must type what the list says.
+// rowForms are the forms of acts on the rows of a list. For several rows, and with Danger, a person must type what the list says.
 func rowForms[F any](list rowList[F], note string, acts ...form) []form {
 	for i := range acts {
 		f := &acts[i]

@@ -107,8 +107,7 @@ func (h *Handler) viewer(r *http.Request) (v viewer) {
 	return v
 }
 
-// Every path of the handler is one word, so that relative links work under any prefix. What a page returns is dropped if q.err
-// is set.
+// Every path of the handler is one word, so that relative links work under any prefix. If q.err is set, the page is not shown.
 type pageFunc func(h *Handler, ctx context.Context, q *query, v viewer) (*view, error)
 
 var pages = map[string]pageFunc{

@@ -18,8 +18,7 @@ func Wrap(err *error, what string, args ...any) {
 	}
 }
 
-// MaxID is the length limit of stream names, message ids, type names, topics and ordering keys,
-// in bytes.
+// MaxID is the most bytes of stream names, message ids, type names, topics and ordering keys.
 const MaxID = 255
 
 // MaxSnapshot is the most bytes of the state of a snapshot.
@@ -35,8 +34,7 @@ func Name(name string) string {
 	return ""
 }
 
-// Text returns why s is empty, longer than limit bytes, not UTF-8, or has a control character; or
-// "".
+// Text returns why s is empty, longer than limit bytes, not UTF-8, or has control characters, or "".
 func Text(s string, limit int) string {
 	switch {
 	case s == "":
@@ -88,9 +86,8 @@ func ParentsFirst[T any](tables []T, refers func(child, parent T) bool) (sorted 
 	return sorted
 }
 
-// ParseTime parses an RFC 3339 time of the years 1 to 9999, and returns it in UTC. Unlike time.Parse, it
-// takes the letters T and Z in lower case, as RFC 3339 allows, and a leap second: second 60 is
-// the first one of the next minute.
+// ParseTime parses an RFC 3339 time of the years 1 to 9999 as UTC. Unlike time.Parse, it takes t and z in
+// lower case, as RFC 3339 allows, and a leap second: second 60 is the first one of the next minute.
 func ParseTime(text string) (time.Time, error) {
 	const second = len("2006-01-02T15:04:")
 	text, leap := strings.ToUpper(text), time.Duration(0)

@@ -33,8 +33,7 @@ func ComparableJSON(data []byte) []byte {
 	})
 }
 
-// SameJSON reports whether two JSON values are equal, as jsonb compares them: spaces, the order of keys,
-// escapes and the form of numbers make no difference.
+// SameJSON reports whether two JSON values are equal, as jsonb compares them (ComparableJSON).
 func SameJSON(a, b []byte) bool { return bytes.Equal(ComparableJSON(a), ComparableJSON(b)) }
 
 // IsNull reports whether data is JSON's null.
@@ -50,8 +49,7 @@ func TakesNull(t reflect.Type) bool {
 	return t.Kind() == reflect.Struct && t.NumField() == 0 || reflect.PointerTo(t).Implements(reflect.TypeFor[json.Unmarshaler]())
 }
 
-// TrimMark returns a text without the byte order mark of UTF-8 at its beginning, which parsers of JSON may
-// ignore (RFC 8259, 8.1).
+// TrimMark returns a text without UTF-8's byte order mark, which parsers of JSON may ignore (RFC 8259, 8.1).
 func TrimMark(text []byte) []byte { return bytes.TrimPrefix(text, []byte("\ufeff")) }
 
 func rewriteJSON(data []byte, number func(out []byte, n string) []byte) []byte {

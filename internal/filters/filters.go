@@ -3,9 +3,8 @@
 // the page; it must also be in Filter, and in the conditions of the providers. Tests of this package and
 // the suites of package providertest fail for a field that is missing in one of them.
 //
-// The tags are those of kong, which reads a list as flags. Two more are for the page and the checks:
-// label makes a field an input of the form that finds rows, and narrows:"only" means that the field alone
-// does not select rows for an act.
+// The tags are those of kong, which reads a list as flags, and two more: label makes a field an input of
+// the page, and narrows:"only" means that the field alone does not select rows for an act.
 package filters
 
 import (
@@ -52,8 +51,7 @@ func (p Parked) IsOne() bool { return len(p.Seq) == 1 || p.Projector != "" && p.
 // Confirm returns what a person must type before the messages are changed.
 func (p Parked) Confirm() string { return p.Projector }
 
-// OfParked is the inverse of Parked.Filter, and ignores After and Limit. It returns false if the list does not select the
-// same messages as f.
+// OfParked is the inverse of Parked.Filter, without After and Limit. It returns false if the list selects other messages.
 func OfParked(f provider.ParkedFilter) (Parked, bool) {
 	p := Parked{Projector: f.Projector, Generation: f.Generation, Handler: f.Handler, Key: f.Key, Code: f.Code, Seq: f.Seqs}
 	if f.Class != nil {
@@ -226,8 +224,7 @@ func Selected(list any) string {
 	return ""
 }
 
-// Read returns the list with the values that are given for each name. Empty values are no values. The list is the zero
-// value after an error.
+// Read returns the list with the values of each name, without empty ones. After an error it is the zero value.
 func Read[L any](values func(name string) []string) (list L, err error) {
 	v := reflect.ValueOf(&list).Elem()
 	for i, f := range Fields(list) {

@@ -16,13 +16,10 @@ import (
 )
 
 const (
-	// followEvery is the interval between two reads of the pauses.
-	followEvery = time.Second
-	// reportEvery is the number of reads between two reports.
-	reportEvery = 5
-	// lease is how long a report counts.
-	lease = 30 * time.Second
-	limit = 10 * time.Second // for one call of the store
+	followEvery = time.Second      // between two reads of the pauses
+	reportEvery = 5                // reads between two reports
+	lease       = 30 * time.Second // how long a report counts
+	limit       = 10 * time.Second // for one call of the store
 )
 
 // Presence is one service. Create it with New.

@@ -212,8 +212,7 @@ func (r *Row) IsOf(d *provider.TaskDraft) bool {
 	return r.ID == d.ID && r.Kind == d.Kind && r.Group == "" && check.SameJSON(r.Input, d.Input)
 }
 
-// Digest identifies the ids, the kinds and the inputs of tasks, in any order. It is stored with their group: tasks may
-// be deleted before the group.
+// Digest identifies the ids, kinds and inputs of tasks, in any order. Their group has it: they may be deleted before.
 func Digest(tasks []provider.TaskDraft) string {
 	all := make([][3]string, len(tasks))
 	for i, d := range tasks {

@@ -17,9 +17,7 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Enqueue adds messages to the outbox. They can be claimed once the transaction has committed. A
-// message whose topic and id are in the outbox already is ignored. If one is invalid, Enqueue
-// adds none and returns an *eventstore.InvalidError.
+// Enqueue implements outbox.Enqueuer.
 func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
 	if err := t.usable(ctx); err != nil {
 		return fmt.Errorf("enqueue: %w", err)

@@ -94,8 +94,7 @@ func (t *Tx) append(ctx context.Context, stream string, expected eventstore.Expe
 	return eventstore.Appended{Stream: stream, Version: version, Position: s.position, Count: len(events), Log: t.db.lineage}, nil
 }
 
-// ReadStream implements eventstore.Store. It includes the events that the transaction itself
-// appended.
+// ReadStream implements eventstore.Store. It includes the events that the transaction has appended.
 func (t *Tx) ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[eventstore.Raw, error] {
 	return func(yield func(eventstore.Raw, error) bool) {
 		if err := t.usable(ctx); err != nil {
@@ -231,8 +230,7 @@ func (s *state) snapshot(ctx context.Context, stream, schema string) (eventstore
 
 // Archive deletes the events of an ended stream before its last one, and its snapshots, in one transaction.
 // It returns the number of deleted events. To keep them elsewhere, read them with ReadStream before. The
-// version of the stream and its last event stay. So do the entries of the outbox and parked messages,
-// which have copies of events.
+// version and the last event stay, and entries of the outbox and parked messages, which have copies.
 //   - eventstore.ErrNotEnded: the stream has not ended, or does not exist.
 //   - eventstore.ErrNotPassed: a projector, also one that is being rebuilt, has not passed an event that it
 //     takes. Nothing is deleted.
@@ -249,8 +247,7 @@ func (db *DB) Archive(ctx context.Context, stream string, o eventstore.ArchiveOp
 	})
 }
 
-// behind returns the projectors that take an event of the stream, except the last one, that is after
-// their checkpoint.
+// behind returns the projectors that take an event, except the last one, that is after their checkpoint.
 func (s *state) behind(stream, lineage string) (projectors []string) {
 	events, _ := s.streams.get(stream)
 	for key, c := range s.checkpoints.from("") {

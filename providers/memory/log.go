@@ -25,8 +25,7 @@ func (db *Provider) LogID(ctx context.Context) (provider.LogID, error) {
 	return provider.LogID{Lineage: db.lineage}, ctx.Err()
 }
 
-// LogPage implements provider.Log. Transactions run one after another, so every committed event is
-// settled.
+// LogPage implements provider.Log. Every committed event is settled.
 func (db *Provider) LogPage(ctx context.Context, q provider.LogQuery) (provider.LogPage, error) {
 	return query(ctx, db, "read the log", provider.CheckLogQuery(q), func(s *state, now time.Time) provider.LogPage {
 		return q.Page(s.after(q.After), s.position, now)

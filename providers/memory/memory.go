@@ -1,18 +1,15 @@
-// Package memory is a provider that keeps everything in the memory of one process. Its code is
-// short enough to serve as a specification.
+// Package memory is a provider that keeps everything in memory. Its code can serve as a specification.
 //
 // It keeps every promise of the contracts while the process runs. It writes no file, and a second
-// process has a separate store. Transactions run one after another: if a message is delivered
-// twice, the second delivery finds the marker of the first and is skipped. Readers never wait and
-// see the last commit.
+// process has a separate store. Transactions run one after another. Readers never wait and see the
+// last commit.
 //
 //	db, err := memory.New(&memory.Config{Route: outbox.ByCategory})
 //	runner, err := projector.NewRunner(db, projector.Subscribe(subscriber, "review"), projector.RunnerConfig{}, ratings)
 //	db.View(func(m *memory.Model) { rating, ok = m.Get("ratings", "42") })
 //
-// The example shows a whole service. A transaction must not begin another: a handler that calls
-// DB.Append waits for its own transaction until its context ends. Inside a transaction, use
-// DB.InTx.
+// The example shows a whole service. A transaction must not begin another: in a handler, DB.Append is
+// provider.ErrInTransaction. Use DB.InTx there.
 //
 // Authors of a provider can read the package in this order: state, in this file, lists the stored
 // data; unit.go and switch.go implement provider.Units; generations.go implements provider.Builds;
@@ -41,9 +38,8 @@ type Config struct {
 	MaxPayload int              // most bytes of a payload; zero means 1 MiB
 	Clock      func() time.Time // the store's clock; nil: time.Now
 
-	// RequeueWindow is how long after its last attempt an entry can be requeued without Force: the
-	// shortest time for which any of its consumers keeps markers (marker.Retention.Window). Zero
-	// means provider.DefaultRequeueWindow.
+	// RequeueWindow is how long after its last attempt an entry can be requeued without Force. Zero
+	// means provider.DefaultRequeueWindow, which says when to set it.
 	RequeueWindow time.Duration
 }
 
@@ -60,8 +56,7 @@ type Provider struct {
 	lineage   string        // of the log
 }
 
-// state is all that is stored. A committed state never changes: a transaction changes a copy, and
-// its commit replaces the committed state with the copy.
+// state is all that is stored. A committed one never changes: a commit replaces it with a changed copy.
 type state struct {
 	position int64                                       // of the last event
 	streams  *tree[string, *tree[int64, eventstore.Raw]] // events by stream and version
@@ -220,8 +215,7 @@ func (db *Provider) begin(ctx context.Context) (*Model, error) {
 	}
 }
 
-// commit replaces the committed state with the staged one, unless ctx has ended or the changes
-// are to be discarded.
+// commit stores the staged state, unless ctx has ended or the changes are to be discarded.
 func (m *Model) commit(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("commit: %w", err)
@@ -263,9 +257,8 @@ func (m *Model) endOnce() bool { return m.ended.CompareAndSwap(false, true) }
 
 const grace = time.Second // for a handler to return after its context has ended
 
-// endLate releases the write lock when ctx has ended and grace has passed, even if the
-// transaction's function has not returned. After that the function works on a copy that is never
-// committed.
+// endLate releases the write lock when ctx has ended and grace has passed, even if the transaction's
+// function has not returned. After that it works on a copy that is never committed.
 func (m *Model) endLate(ctx context.Context) (stop func() bool) {
 	return context.AfterFunc(ctx, func() {
 		time.AfterFunc(grace, func() {

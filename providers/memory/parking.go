@@ -11,9 +11,8 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Messages that wait or are stuck are in the queue of their lane. The lane is held while its
-// queue is not empty, and is due when its first message is. The DueAt of the other messages does
-// not count until they are first.
+// Messages that wait or are stuck are in the queue of their lane. It is held while its queue is not
+// empty, and due when its first message is. The DueAt of others does not count until they are first.
 
 func laneKey(b provider.Build, lane provider.Lane) string { return pair(buildKey(b), string(lane[:])) }
 
@@ -38,9 +37,8 @@ func (s *state) front(lane string, n int) (front []provider.Parked) {
 	return front
 }
 
-// park adds a delivery to the end of its lane. If the message is parked already, park adds the
-// handlers to it, unless a person skipped the message. A parked message without handlers was
-// parked before its type was known: only handlers added later have left their markers.
+// park adds a delivery to the end of its lane. One that is parked already gets the handlers, unless a
+// person skipped it. A parked message without handlers was parked before its type was known.
 func (s *state) park(b provider.Build, a provider.Aside, now time.Time) {
 	p := ownParked(a.Parked)
 	p.Projector, p.Generation = b.Projector, b.Generation
@@ -62,15 +60,13 @@ func (s *state) park(b provider.Build, a provider.Aside, now time.Time) {
 	s.keep(p, a.After, now)
 }
 
-// keep stores a message that may be tried after this time from now, once it is the first of its
-// lane. If after is negative, the message is stuck.
+// keep stores a message that waits, as Parked.Wait says.
 func (s *state) keep(p provider.Parked, after time.Duration, now time.Time) {
 	p.Wait(after, now)
 	s.parked = s.parked.put(p.Seq, p)
 }
 
-// resolve removes a message from its lane and makes the next one due. The id of a replayed
-// message can be parked again.
+// resolve takes a message from its lane. The next one is due. A replayed one can be parked again.
 func (s *state) resolve(p provider.Parked, to provider.ParkedState, now time.Time) {
 	p.State, p.ResolvedAt, p.DueAt = to, now, time.Time{}
 	s.parked = s.parked.put(p.Seq, p)
@@ -178,8 +174,7 @@ func (s *state) pickParked(f provider.ParkedFilter) (picked []provider.Parked) {
 	return picked
 }
 
-// shown returns p as a caller gets it: with the DueAt of its lane, and with copied bytes and
-// maps.
+// shown returns p as a caller gets it: a copy, with the DueAt of its lane.
 func (s *state) shown(p provider.Parked) provider.Parked {
 	if p = ownParked(p); p.State.IsOpen() {
 		p.DueAt = s.front(laneOfParked(&p), 1)[0].DueAt

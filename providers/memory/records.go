@@ -80,8 +80,7 @@ func (s *state) outcome(q *provider.Question) provider.Outcome {
 	return q.Outcome(f)
 }
 
-// Prune implements provider.Records. It raises the low-water mark of a handler to the time of the
-// youngest marker that it deletes.
+// Prune implements provider.Records. The low-water mark rises to the youngest deleted marker.
 func (db *Provider) Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (int, error) {
 	return update(ctx, db, "prune", provider.CheckPrune(projector, handlers), func(s *state, now time.Time) (n int, err error) {
 		before, resolved := now.Add(-window), map[int64]time.Time{}

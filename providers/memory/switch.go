@@ -16,8 +16,7 @@ import (
 
 const busyAfter = time.Second // a unit with Switch waits this long for other transactions
 
-// beginSwitch is begin for a unit with Switch. With Snapshot, the transaction has a copy of the
-// committed state and no write lock.
+// beginSwitch is begin for a unit with Switch. With Snapshot, the transaction has no write lock.
 func (db *Provider) beginSwitch(ctx context.Context, s *provider.Switch) (*Model, error) {
 	if s.Snapshot {
 		m := &Model{db: db, staged: *db.committed.Load(), discard: true}
@@ -138,8 +137,7 @@ func (s *state) difference(p provider.TablePair, key string, c *provider.Compari
 	return d, !check.SameJSON(without(d.Want, c.Ignore), without(d.Got, c.Ignore)), cmp.Or(err, errGot)
 }
 
-// without returns a row without some of its columns. The fields of a value that is an object are
-// columns, too.
+// without returns a row without these columns. The fields of a value that is an object are columns, too.
 func without(row json.RawMessage, columns []string) json.RawMessage {
 	var r, fields map[string]json.RawMessage
 	if len(columns) == 0 || json.Unmarshal(row, &r) != nil {

@@ -119,8 +119,7 @@ func (db *DB) CompleteTask(ctx context.Context, id string, result json.RawMessag
 	return err
 }
 
-// PatchTask implements provider.TaskInspector. A task that waits for a slot which the patch fills
-// becomes pending.
+// PatchTask implements provider.TaskInspector.
 func (db *DB) PatchTask(ctx context.Context, id string, version int64, patch json.RawMessage, d provider.Decision) error {
 	invalid := provider.CheckTaskDecision(provider.TaskFilter{IDs: []string{id}}, d)
 	_, err := update(ctx, db.Provider, "patch task "+id, invalid, func(s *state, now time.Time) (bool, error) {

@@ -134,8 +134,7 @@ func (w *work) candidates(q provider.TaskQuery, limit int, now time.Time) []prov
 	return tasks
 }
 
-// ClaimTasks implements provider.Tasks: the portable claim, in one transaction. If nothing is due, it does
-// not wait for the open transaction.
+// ClaimTasks implements provider.Tasks. If nothing is due, it does not wait for the open transaction.
 func (db *Provider) ClaimTasks(ctx context.Context, q provider.TaskQuery, t claim.Terms) ([]provider.Task, error) {
 	if due, err := db.TaskCandidates(ctx, q, 1); err != nil || len(due) == 0 && !db.isInside(ctx) {
 		return nil, err
@@ -166,8 +165,7 @@ func (w *work) take(c provider.Task, q provider.TaskQuery, t claim.Terms, now ti
 	return ownTask(taken), true
 }
 
-// RenewTasks implements provider.Tasks. No task has a lock of its own: RenewTasks waits until no
-// other transaction is open or ctx ends. Meanwhile no worker can claim a task.
+// RenewTasks implements provider.Tasks. It waits until no other transaction is open or ctx ends.
 func (db *Provider) RenewTasks(ctx context.Context, tasks []provider.Task, lease time.Duration) ([]string, error) {
 	return update(ctx, db, "renew tasks", nil, func(s *state, now time.Time) (late []string, err error) {
 		for _, c := range tasks {
@@ -231,8 +229,7 @@ func (db *Provider) DeleteTasks(ctx context.Context, keep provider.TaskRetention
 	})
 }
 
-// TasksDue implements provider.TaskWaker. Every commit that makes a task pending closes the
-// channel.
+// TasksDue implements provider.TaskWaker. Every commit that makes a task pending closes the channel.
 func (db *Provider) TasksDue() <-chan struct{} { return db.committed.Load().tasksDue }
 
 // ownTask copies the bytes and maps of a task, as own does for an event.

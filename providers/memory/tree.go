@@ -6,12 +6,9 @@ import (
 	"math/rand/v2"
 )
 
-// tree is an immutable ordered map: put and drop return a new tree, which shares its unchanged
-// nodes with the old one. Therefore a snapshot and a rollback cost nothing. The nil tree is
-// empty.
-//
-// It is a treap: a search tree by key and a heap by rank. Ranks are random, which keeps the tree
-// shallow.
+// tree is an immutable ordered map: put and drop return a new tree, which shares unchanged nodes with the
+// old one. So a snapshot and a rollback cost nothing. The nil tree is empty. It is a treap: a search tree
+// by key and a heap by rank. Ranks are random, which keeps the tree shallow.
 type tree[K cmp.Ordered, V any] struct {
 	key         K
 	value       V

@@ -9,8 +9,7 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Do implements provider.Units. It calls run once. Transactions run one after another, so the
-// opening waits only for the write lock: no other unit can hold a marker or a lane.
+// Do implements provider.Units. It calls run once. No other unit can hold a marker or a lane.
 func (db *Provider) Do(ctx context.Context, u provider.Unit, run func(ctx context.Context, tx *Model, found provider.Found) (provider.Closing, error)) error {
 	if u.Switch != nil {
 		if err := provider.CheckSwitch(&u); err != nil {
@@ -71,8 +70,7 @@ func (db *Provider) Keeps() provider.Keeps {
 	return provider.Keeps{Atomic: true, Markers: true, Output: true, DryRun: true, Tables: true, Reset: true}
 }
 
-// unit is tx, but releases the write lock if fn does not return after ctx has ended. It returns a
-// *provider.Error.
+// unit is tx with endLate. It returns a *provider.Error.
 func (db *Provider) unit(ctx context.Context, s *provider.Switch, fn func(tx *Model) error) error {
 	begin := db.begin
 	if s != nil {

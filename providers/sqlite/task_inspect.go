@@ -153,8 +153,7 @@ func (d *DB) CompleteTask(ctx context.Context, id string, out json.RawMessage, b
 	return err
 }
 
-// PatchTask implements provider.TaskInspector. A task that waits for a slot which the patch fills
-// becomes pending. A malformed state is patched as an empty one.
+// PatchTask implements provider.TaskInspector. A malformed state is patched as an empty one.
 func (d *DB) PatchTask(ctx context.Context, id string, version int64, patch json.RawMessage, by provider.Decision) error {
 	err := cmp.Or(provider.CheckTaskDecision(provider.TaskFilter{IDs: []string{id}}, by), provider.CheckJSON("patch", patch, provider.MaxTaskState))
 	if err == nil {

@@ -20,16 +20,14 @@ import (
 // Watch adds gauges of what waits in a store: the lag of projectors and their parked messages, the outbox
 // and the tasks. Call it in one process of the service: each process that watches queries the store.
 //
-// A collection of metrics queries the store, but not again within Config.Every: then it uses the last
-// values. The queries end after Config.Timeout. A gauge whose query has failed has no value until one
-// succeeds, and kinora.watch.errors counts it.
+// A collection queries the store, or within Config.Every uses the last values. The queries end after
+// Config.Timeout. One that fails is counted by kinora.watch.errors, and its gauge has no value until one succeeds.
 //
 // With a store of package admin, which a DB of package postgres or sqlite is, the values are those of
 // [admin.Admin.Facts]: numbers up to 2,000, lags up to 1,000 events, and exact ages. With another store, such as
 // one of [provider.Combine], there are only the lags, and these are counted: a second per million events.
 //
-// stop removes the gauges. Watch returns an error if the store or a projector is nil, or if the
-// MeterProvider refuses an instrument.
+// stop removes the gauges. An error: the store or a projector is nil, or an instrument is refused.
 func (t *Telemetry) Watch(store projector.State, projectors ...kinora.Projector) (stop func() error, err error) {
 	if store == nil {
 		return nil, errors.New("watch: the store is nil: give one")
