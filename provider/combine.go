@@ -165,8 +165,8 @@ func notBegun(err error) error {
 	return &Error{Class: ClassTransient, Code: "begin", Err: err}
 }
 
-// compareFirst looks for differences while other units go on, so that the unit itself, for which they
-// wait, looks only at the rows that differed. A Snapshot is not possible, and not needed then.
+// compareFirst looks for differences while other units go on: the unit, for which they wait, looks only at
+// these rows. A Snapshot is not possible, and not needed then.
 func (p *markedPair[Tx, Outer]) compareFirst(ctx context.Context, u *Unit) error {
 	s := *u.Switch
 	s.Snapshot, u.Switch = false, &s

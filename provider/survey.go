@@ -148,7 +148,7 @@ func (l DiagnosisLimits) WithDefaults() DiagnosisLimits {
 	return l
 }
 
-// Diagnoser is a capability of a provider: the checks that depend on its server. They need no migrated tables.
+// Diagnoser is a capability of a provider: the checks that depend on its server, without migrated tables.
 type Diagnoser interface {
 	// Diagnose returns what is wrong with the server, the roles and the way to it, in any order, and changes nothing.
 	Diagnose(ctx context.Context, l DiagnosisLimits) ([]Finding, error)

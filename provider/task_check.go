@@ -67,7 +67,6 @@ func CheckSlot(field, name string) error {
 }
 
 // CheckTaskDrafts returns an *eventstore.InvalidError for a draft that no provider can store, and for two with one id.
-// Providers call it, and the checks below, before any SQL.
 func CheckTaskDrafts(drafts []TaskDraft) error {
 	seen := make(map[string]struct{}, len(drafts))
 	for i := range drafts {

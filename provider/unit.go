@@ -145,8 +145,7 @@ type Found struct {
 	Begin func(message int)
 }
 
-// The functions below are the part of a unit that is the same in every store: which rows to write and to
-// lock, and how the rows that were found decide what runs. A provider calls them with what it has read.
+// The functions below are the same in every store: which rows a unit writes and locks, and which handlers run.
 
 // Build returns the generation that the unit belongs to.
 func (u *Unit) Build() Build { return Build{u.Projector, max(u.Generation, 1)} }

@@ -130,7 +130,7 @@ func (db *Provider) change(ctx context.Context, f provider.EntryFilter, in []out
 				return 0, err
 			}
 			s.put(e)
-			s.releaseHeld(laneOf(e))
+			s.releaseHeld(e.Topic, e.Key)
 			n++
 		}
 		return n, nil
@@ -172,11 +172,6 @@ func (db *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t c
 	})
 }
 
-// lane identifies the entries that are published in order.
-type lane struct{ topic, key string }
-
-func laneOf(e provider.Entry) lane { return lane{e.Topic, e.Key} }
-
 // openEntries yields the open entries in order.
 func (s *state) openEntries(yield func(provider.Entry) bool) {
 	for seq := range s.open.from(0) {
@@ -202,7 +197,7 @@ func (db *Provider) MarkEntries(ctx context.Context, marks []outbox.Mark) ([]int
 				s.put(m.Apply(e, now))
 			}
 			if m.To == outbox.Published {
-				s.releaseHeld(laneOf(e))
+				s.releaseHeld(e.Topic, e.Key)
 			}
 		}
 		return late, nil
@@ -221,9 +216,9 @@ func (db *Provider) HoldEntries(ctx context.Context, long time.Duration, limit i
 }
 
 // releaseHeld makes the held entries of a topic and key pending.
-func (s *state) releaseHeld(l lane) {
+func (s *state) releaseHeld(topic, key string) {
 	for seq := range s.held.from(0) {
-		if e, _ := s.entries.get(seq); laneOf(e) == l {
+		if e, _ := s.entries.get(seq); e.Topic == topic && e.Key == key {
 			e.Status = outbox.Pending
 			s.put(e)
 		}

@@ -48,7 +48,7 @@ func timeKey(t time.Time, id string) string {
 	return string(binary.BigEndian.AppendUint32(key, uint32(t.Nanosecond()))) + id //nolint:gosec // never negative
 }
 
-// index returns the index that lists t, or nil if none does.
+// index returns the index that lists t, or nil.
 func (w *work) index(t task) **tree[string, *tree[string, string]] {
 	switch {
 	case !t.Status.Open():

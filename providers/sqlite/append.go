@@ -2,7 +2,6 @@ package sqlite
 
 import (
 	"context"
-	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -122,12 +121,8 @@ from json_each(?1) j cross join kinora_events e on e.id = j.value`
 // find looks the ids up, and reports whether the append is a repeat (provider.Repeated).
 func (a *appending) find(ctx context.Context, s session) (at eventstore.Appended, known bool, err error) {
 	places := map[string]eventstore.Appended{}
-	err = eachRow(ctx, s, func(rows *sql.Rows) error {
-		var id string
-		var p eventstore.Appended
-		err := rows.Scan(&id, &p.Stream, &p.Version, &p.Position)
-		places[id] = p
-		return err
+	err = fill(ctx, s, places, func(id *string, p *eventstore.Appended) []any {
+		return []any{id, &p.Stream, &p.Version, &p.Position}
 	}, findEvents, a.ids)
 	if err != nil || len(places) == 0 {
 		return at, false, err

@@ -267,13 +267,7 @@ func (s session) lanesToRelease(ctx context.Context, marks []outbox.Mark) (map[i
 		return nil, nil
 	}
 	lanes := map[int64]lane{}
-	err := eachRow(ctx, s, func(rows *sql.Rows) error {
-		var seq int64
-		var l lane
-		err := rows.Scan(&seq, &l.topic, &l.key)
-		lanes[seq] = l
-		return err
-	}, lanesOf, jsonOf(seqs))
+	err := fill(ctx, s, lanes, func(seq *int64, l *lane) []any { return []any{seq, &l.topic, &l.key} }, lanesOf, jsonOf(seqs))
 	return lanes, err
 }
 

@@ -62,8 +62,7 @@ type queuedConn struct {
 	db *Provider
 }
 
-// BeginTx begins a transaction once it has the write lock. The context of sql.DB.Begin never
-// ends, so BeginTx waits no longer than a statement waits for a lock.
+// BeginTx waits for the write lock, no longer than a statement: the context of sql.DB.Begin never ends.
 func (c queuedConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
 	if opts.ReadOnly {
 		return c.driverConn.BeginTx(ctx, opts)
@@ -184,8 +183,8 @@ type guardedConn struct {
 	sync   string  // setting of the last transaction
 }
 
-// handleOf reads the handle from the driver's private field. The driver interrupts a statement
-// that searches for its first row, but not one that searches for a further row.
+// handleOf reads the handle from the driver's private field. The driver itself interrupts a statement
+// only while it searches for its first row.
 func handleOf(c driver.Conn) uintptr {
 	v := reflect.Indirect(reflect.ValueOf(c))
 	if v.Kind() != reflect.Struct || v.FieldByName("db").Kind() != reflect.Uintptr {

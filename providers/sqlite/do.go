@@ -187,11 +187,9 @@ func addMarkers(of map[string]map[string]int64, m *provider.Message) (n int) {
 // findMarkers returns the markers that exist. markers is for ofMarkers.
 func findMarkers(ctx context.Context, q querier, b provider.Build, markers string) (map[provider.Marker]bool, error) {
 	marked := map[provider.Marker]bool{}
-	err := eachRow(ctx, q, func(rows *sql.Rows) error {
-		var m provider.Marker
-		err := rows.Scan(&m.Handler, &m.MessageID)
-		marked[m] = true
-		return err
+	err := fill(ctx, q, marked, func(m *provider.Marker, is *bool) []any {
+		*is = true
+		return []any{&m.Handler, &m.MessageID}
 	}, findMarked, b.Number(), markers)
 	return marked, err
 }

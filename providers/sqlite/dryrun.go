@@ -68,9 +68,8 @@ func (d *Provider) dryRun(ctx context.Context, p *provider.Unit, run runFunc) er
 	return nil
 }
 
-// dryRun finds the rows that a transaction changed, without a commit. SQLite's pre-update hook
-// reports each row that a statement, a trigger, a cascade or a replace changes. The rows are read
-// at the end of the transaction, and again after it was rolled back.
+// dryRun finds the rows that a transaction changed, without a commit. SQLite's pre-update hook reports
+// each one. They are read at the end of the transaction, and again after it was rolled back.
 type dryRun struct {
 	session
 	changed map[tableName]map[int64]bool // rowids; zero in a table without rowids

@@ -137,8 +137,7 @@ where ?11 and status = 'held' and` + filtered + `
 order by id limit ?9`
 )
 
-// openOf returns the query all or, if f selects open statuses only, the query open. That one has two more arguments: whether
-// the statuses include claimable ones, and whether they include Held.
+// openOf returns the query all or, if f selects only open statuses, open, with whether any is claimable, and whether any is Held.
 func openOf(f provider.EntryFilter, all, open string, args ...any) (string, []any) {
 	if !f.OnlyOpen() {
 		return all, args

@@ -19,8 +19,7 @@ func (d *DB) ReadLog(ctx context.Context, from eventstore.From, f eventstore.Log
 	return provider.ReadLog(ctx, d, from, f)
 }
 
-// Appended implements provider.LogWaker. Kinora does not see the commits of other processes, nor
-// those of a caller's transactions on a pool that New received.
+// Appended implements provider.LogWaker, except for commits of other processes and of a pool of New.
 func (d *Provider) Appended() <-chan struct{} { return d.appends.wait() }
 
 const (

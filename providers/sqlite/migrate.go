@@ -149,8 +149,7 @@ func (d *Provider) migrate(ctx context.Context) (err error) {
 	return err
 }
 
-// up applies the migrations that the file does not have. The first of all makes version 1. db has one
-// connection, in a write transaction.
+// up applies the migrations that the file does not have. db has one connection, in a write transaction.
 func up(ctx context.Context, db *sql.DB, all []script) error {
 	if _, err := db.ExecContext(ctx, createMigrations); err != nil {
 		return err

@@ -42,8 +42,8 @@ func (p *pool) stmt(ctx context.Context, query string) (*sql.Stmt, error) {
 	return s, nil
 }
 
-// warmUp prepares the statements of transactions, so that a transaction needs no second
-// connection. It returns ErrNotMigrated also if the file lacks a column or an index.
+// warmUp prepares the statements of transactions, which then need no second connection. It returns
+// ErrNotMigrated also if the file lacks a column or an index.
 func (p *pool) warmUp(ctx context.Context) error {
 	if p.warm.Load() {
 		return nil
@@ -205,11 +205,16 @@ func collect[T any](ctx context.Context, q querier, scan func(*sql.Rows) (T, err
 
 // count sets the numbers of a query that selects keys and their numbers.
 func count[K comparable](ctx context.Context, q querier, to map[K]int64, query string, args ...any) error {
+	return fill(ctx, q, to, func(key *K, n *int64) []any { return []any{key, n} }, query, args...)
+}
+
+// fill sets the values of a query by their keys. columns returns where the columns of a row go.
+func fill[K comparable, V any](ctx context.Context, q querier, to map[K]V, columns func(*K, *V) []any, query string, args ...any) error {
 	return eachRow(ctx, q, func(rows *sql.Rows) error {
 		var key K
-		var n int64
-		err := rows.Scan(&key, &n)
-		to[key] = n
+		var v V
+		err := rows.Scan(columns(&key, &v)...)
+		to[key] = v
 		return err
 	}, query, args...)
 }

@@ -105,8 +105,8 @@ const (
 	undo      = `rollback to kinora`
 )
 
-// atomically runs fn in a savepoint. It ends the savepoint even if ctx has ended: otherwise the
-// transaction would commit rows that were reported as not written.
+// atomically runs fn in a savepoint. It ends it even if ctx has ended, or the transaction would commit
+// rows that were reported as not written.
 func (t *Tx) atomically(ctx context.Context, fn func() error) error {
 	if _, err := t.exec(ctx, savepoint); err != nil {
 		return err

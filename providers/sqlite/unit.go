@@ -28,8 +28,7 @@ type unit struct {
 	unlock  func() // releases the write lock
 }
 
-// Pauses between two tries to take the file's lock. Another process releases it after a commit,
-// which takes about as long as the shortest pause, or after a handler, which may take any time.
+// Pauses between two tries to take the file's lock. A commit takes about as long as the shortest one.
 const (
 	pauseMin = 100 * time.Microsecond
 	pauseMax = 4 * time.Millisecond

@@ -143,9 +143,8 @@ func (t *Telemetry) processing(projector string, messages []eventstore.Raw) (con
 	return ctx, func(err error) { end(span, classified(err)) }
 }
 
-// emitting implements projector.RunnerObserver.Emitting. Each message gets a span of its own. It is a
-// child of the unit's span if the unit is in the trace of the cause. Otherwise it is a child of the
-// cause, with a link to the unit.
+// emitting implements projector.RunnerObserver.Emitting. Each message gets a span: a child of the unit's
+// if that is in the trace of the cause, else a child of the cause, with a link to the unit.
 func (t *Telemetry) emitting(ctx context.Context, handler string, output []outbox.Message) {
 	unit := trace.SpanContextFromContext(ctx)
 	for i := range output {
