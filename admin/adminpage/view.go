@@ -9,8 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 
+	"github.com/kinora-go/kinora/internal/check"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -100,15 +100,7 @@ type input struct {
 	Required           bool
 }
 
-// show replaces characters that would change the direction of text, or that nothing shows.
-func show(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r != '\n' && r != '\t' && r != ' ' && !unicode.IsGraphic(r) || unicode.Is(unicode.Bidi_Control, r) {
-			return '\uFFFD'
-		}
-		return r
-	}, strings.ToValidUTF8(s, "\uFFFD"))
-}
+func show(s string) string { return check.Printable(s, "\n\t") }
 
 func plain(s string) cell           { return cell{Text: show(s)} }
 func to(s, href string) cell        { return cell{Text: show(s), Href: href} }

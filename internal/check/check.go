@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -47,6 +48,16 @@ func Text(s string, limit int) string {
 		return "must not have control characters"
 	}
 	return ""
+}
+
+// Printable replaces characters that nothing shows, or that change a terminal or the direction of text, except those of also.
+func Printable(s, also string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsGraphic(r) && !strings.ContainsRune(also, r) || unicode.Is(unicode.Bidi_Control, r) {
+			return '\uFFFD'
+		}
+		return r
+	}, strings.ToValidUTF8(s, "\uFFFD"))
 }
 
 // Stream returns the invalid part of a stream name and the reason, or "", "".

@@ -12,24 +12,16 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode"
 
 	"github.com/kinora-go/kinora/admin"
+	"github.com/kinora-go/kinora/internal/check"
 	"github.com/kinora-go/kinora/internal/filters"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"
 )
 
-// printable replaces characters that would change the terminal, such as escape sequences in data.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r != ' ' && !unicode.IsGraphic(r) || unicode.Is(unicode.Bidi_Control, r) {
-			return '\uFFFD'
-		}
-		return r
-	}, strings.ToValidUTF8(s, "\uFFFD"))
-}
+func printable(s string) string { return check.Printable(s, "") }
 
 // show prints v as JSON with --json, and calls text otherwise.
 func (a *App) show(v any, text func(w io.Writer)) error {
