@@ -21,11 +21,11 @@ var claims = []Mutant{
 	{
 		Name: "claim_in_transaction",
 		What: "a transaction of the caller has claims",
-		Edits: []Edit{{File: "providers/memory/entries.go", Old: "// lane identifies", New: `func (t *Tx) ClaimEntries(ctx context.Context, q provider.EntryQuery, terms claim.Terms) ([]provider.Entry, error) {
+		Edits: []Edit{{File: "providers/memory/entries.go", Old: "// openEntries yields", New: `func (t *Tx) ClaimEntries(ctx context.Context, q provider.EntryQuery, terms claim.Terms) ([]provider.Entry, error) {
 	return t.db.ClaimEntries(ctx, q, terms)
 }
 
-// lane identifies`}},
+// openEntries yields`}},
 		Tests: []Test{{"./providers/memory", "TestConformance/Outbox/Entries/no_claim_in_a_transaction"}},
 	},
 	{
