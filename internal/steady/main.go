@@ -182,6 +182,13 @@ func one(ctx context.Context, commit, kind, log string) (r Run, err error) {
 	if ended != nil && r.Failed == 0 {
 		r.Failures = append(r.Failures, ended.Error())
 	}
+	if !r.ok() { // the whole output of its tests, which the clone takes with it
+		for _, from := range []string{clone, filepath.Join(dir, "debian", "kinora")} {
+			if text, err := os.ReadFile(filepath.Join(from, ".bin", "test.log")); err == nil {
+				return r, os.WriteFile(log+".whole", text, 0o600)
+			}
+		}
+	}
 	return r, nil
 }
 
