@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
 	"testing"
 
 	goredis "github.com/redis/go-redis/v9"
@@ -45,5 +46,14 @@ func TestErrorsHaveAClass(t *testing.T) {
 		e := ofExec(fmt.Errorf("incr: %w", c.err), c.applied)
 		require.Equal(t, c.want, e.Class.String()+" "+e.Code, "%v", c.err)
 		require.ErrorIs(t, e, c.err)
+	}
+}
+
+// A token that other software wrote, too long or no hexadecimal number, ends no reader.
+func TestATokenOfAnotherHandIsRead(t *testing.T) {
+	for _, token := range []string{"", "zz", strings.Repeat("ab", 15), strings.Repeat("ab", 17), strings.Repeat("ab", 1000)} {
+		s, exists := readSegment(map[string]string{"1_position": "7", "1_token": token}, "1_")
+		require.True(t, exists)
+		require.EqualValues(t, 7, s.Place.Position)
 	}
 }
