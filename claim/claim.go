@@ -76,7 +76,8 @@ func NewToken() Token {
 	return t
 }
 
-// Portable claims rows with one read, and one guarded update per row, in the order of candidates.
+// Portable claims rows with one read, and one guarded update per row, in the order of candidates. It is to be called in
+// a transaction.
 //   - candidates reads at most limit rows that may be claimed.
 //   - take checks again, in one atomic statement, everything that made the row a candidate, and
 //     takes it. If another claim was faster, take returns (row, false, nil), and Portable skips
@@ -84,7 +85,7 @@ func NewToken() Token {
 //   - alone reports whether a row must be claimed without others. If such a row is the first, it
 //     is the only one that is taken; otherwise the claim ends before it. A nil alone means no
 //     such rows.
-//   - An error ends the claim. The rows taken before it are returned with it and stay claimed.
+//   - An error ends the claim, and is returned without rows: the transaction must be rolled back.
 func Portable[R any](ctx context.Context, t Terms,
 	candidates func(ctx context.Context, limit int) ([]R, error),
 	take func(ctx context.Context, row R, t Terms) (R, bool, error),
@@ -102,7 +103,7 @@ func Portable[R any](ctx context.Context, t Terms,
 		}
 		got, ok, err := take(ctx, row, t)
 		if err != nil {
-			return taken, err
+			return nil, err
 		}
 		if !ok {
 			continue

@@ -224,16 +224,15 @@ func (r *Relay) nextQuery(now time.Time) (q provider.EntryQuery, limit int) {
 	return q, r.cfg.Batch << depth
 }
 
-// fetch claims a batch. It returns nil if there is nothing to claim. With an error it may return
-// a batch of the entries that were taken before the error.
+// fetch claims a batch. It returns nil if there is nothing to claim.
 func (r *Relay) fetch(ctx, hard context.Context, q provider.EntryQuery, limit int) (*batch, error) {
 	lease := newLease(hard, r.cfg.Lease) // begins before the claim, so it ends before that in the store
 	entries, err := r.claim(ctx, hard, q, limit)
-	if len(entries) == 0 {
+	if err != nil || len(entries) == 0 {
 		lease.end()
 		return nil, err
 	}
-	return r.newBatch(ctx, hard, lease, entries), err
+	return r.newBatch(ctx, hard, lease, entries), nil
 }
 
 // fetchAhead starts claiming the next batch, in a near scan, while b is published. It returns a

@@ -118,7 +118,8 @@ func CheckMarks(marks []EntryMark) error {
 //   - Claiming counts an attempt, sets the token and holder of t, and leases the entries for t.Lease.
 //   - An entry whose lease expired without a mark becomes suspect, and is claimed alone (Entry.Alone). At
 //     q.Attempts it is abandoned instead (LastErrorCrashed).
-//   - The entries are as they are after the claim. With an error, they are those taken before it.
+//   - The entries are as they are after the claim. With an error, there are none. If its claim was committed,
+//     they are claimed until the lease expires.
 func ClaimEntries(ctx context.Context, s Outbox, q EntryQuery, t claim.Terms) ([]Entry, error) {
 	t, err := t.WithDefaults()
 	if err != nil {

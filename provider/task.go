@@ -276,7 +276,7 @@ type TaskRetention struct {
 }
 
 // ClaimTasks claims due tasks as TaskCandidates lists them; with q.Alone, one. A task has at most one
-// live claim. The tasks are as they are after the claim. With an error, they are those taken before it.
+// live claim. The tasks are as they are after the claim. With an error, there are none.
 //   - Claiming sets the token and the holder of t, counts an attempt, leases the task for t.Lease, and
 //     sets the stored Doubt unless the direction is undo. Direction, slots and wait stay.
 //   - A task that has vanished gets CodeVanished. At q.Attempts it is claimed with Spent, and no attempt

@@ -9,6 +9,16 @@ var claims = []Mutant{
 		Tests: []Test{{"./providers/postgres", "TestAClaimSkipsLockedEntries"}},
 	},
 	{
+		Name: "claim_not_committed",
+		What: "a claim returns entries although its commit failed",
+		Edits: []Edit{{
+			File: "providers/postgres/claim.go",
+			Old:  "were sent\n\t\treturn nil, err",
+			New:  "were sent\n\t\treturn entries, err",
+		}},
+		Tests: []Test{{"./providers/postgres", "TestAClaimWhoseCommitFailsReturnsNothing"}},
+	},
+	{
 		Name: "claim_unsorted",
 		What: "a claim returns entries in the order in which the database returned their rows",
 		Edits: []Edit{{

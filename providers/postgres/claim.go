@@ -87,7 +87,10 @@ func collectClaimed(rows pgx.Rows, t claim.Terms) ([]provider.Entry, error) {
 		}
 		entries = append(entries, e)
 	}
-	return entries, rows.Err()
+	if err := rows.Err(); err != nil { // the commit may have failed after the rows were sent
+		return nil, err
+	}
+	return entries, nil
 }
 
 // eligible selects entries that may be claimed, apart from their key. claimable adds the first half of the guard: no

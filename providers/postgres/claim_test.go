@@ -43,6 +43,29 @@ func TestAClaimSkipsLockedEntries(t *testing.T) {
 	require.Equal(t, []int64{1, 2, 3, 4, 5}, seqs(taken))
 }
 
+// The server sends the rows of a statement before it commits. If the commit fails, nothing is claimed: a relay or a worker
+// that took the rows would work beside the one that claims them next.
+// Promise: G2.1
+func TestAClaimWhoseCommitFailsReturnsNothing(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.Open(t, nil, `create function refuse() returns trigger language plpgsql as $$ begin
+			raise exception 'not now' using errcode = '57P01';
+		end $$;
+		create constraint trigger refuse after update on kinora.outbox deferrable initially deferred for each row execute function refuse();
+		create constraint trigger refuse after update on kinora.tasks deferrable initially deferred for each row execute function refuse()`)
+	fill(t, db, 5, 5)
+	enqueueTasks(t, db, provider.TaskDraft{ID: "one", Kind: "a/k", Input: []byte("1")})
+	for _, q := range claimQueries {
+		taken, err := provider.ClaimEntries(t.Context(), db, q, claim.Terms{Lease: time.Hour})
+		require.ErrorContains(t, err, "not now", "%+v", q)
+		require.Empty(t, taken, "%+v", q)
+	}
+	tasks, err := provider.ClaimTasks(t.Context(), db, provider.TaskQuery{Kinds: []string{"a/k"}}, claim.Terms{Lease: time.Hour})
+	require.ErrorContains(t, err, "not now")
+	require.Empty(t, tasks)
+	require.Zero(t, count(t, db, `select (select count(*) from kinora.outbox where status = 'claimed') + (select count(*) from kinora.tasks where status = 'claimed')`))
+}
+
 // The rows of a claim may come in any order, here in that of the table. The entries are in order
 // of Seq.
 // Promise: G2.2

@@ -78,7 +78,7 @@ func (db *Provider) ClaimTasks(ctx context.Context, q provider.TaskQuery, t clai
 	crash.Point("claim tasks: after")
 	if err == nil && len(malformed) > 0 {
 		tasks = slices.DeleteFunc(tasks, func(t provider.Task) bool { return t.State == nil })
-		_, err = db.ChangeTasks(ctx, malformed)
+		_, _ = db.ChangeTasks(ctx, malformed) // if that fails, the next claim finds them
 	}
 	return tasks, classifyOwn(ctx, err)
 }
