@@ -18,11 +18,11 @@ import (
 
 // outside are the directories whose code the records do not depend on.
 var outside = []string{"docs/", "bench/", "examples/", "cmd/",
-	"internal/exported/", "internal/figures/", "internal/plainwords/", "internal/promises/", "internal/steady/", "internal/testrun/"}
+	"internal/exported/", "internal/figures/", "internal/mutant/", "internal/plainwords/", "internal/promises/", "internal/steady/", "internal/testrun/"}
 
 // Of returns 12 hex digits of the SHA-256 of the code in the Git checkout at root: the sorted paths and contents of its
 // tracked Go, SQL and Lua files, and of go.mod and go.sum. Files in docs, bench, examples, cmd, and of commands for the
-// developers do not count. Tests count if tests is true.
+// developers do not count, and the texts of the mutants do not either. Tests count if tests is true.
 func Of(ctx context.Context, root string, tests bool) (string, error) {
 	cmd := exec.CommandContext(ctx, "git", "ls-files", "-z")
 	cmd.Dir = root

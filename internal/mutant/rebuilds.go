@@ -5,7 +5,7 @@ var rebuilds = []Mutant{
 	{
 		Name:  "switch_at_head",
 		What:  "a switch does not apply the last events: the new generation goes on at the head of the log",
-		Edits: []Edit{{File: "projector/internal/rebuild/switch.go", Old: "\talso := change.Last\n", New: "\tif change.Compare == nil {\n\t\tif head, err := r.Host.Log.LogPosition(hard, eventstore.From{Now: true}); err == nil && head > r.At().Place.Position {\n\t\t\tat := r.At()\n\t\t\tu.Intent.Advance = &provider.Advance{From: at.Place.Position, To: provider.LogPlace{Position: head}, Mode: at.Mode, Token: at.Token}\n\t\t}\n\t\tchange.Last = func(context.Context, provider.Live) ([]provider.Message, error) { return nil, nil }\n\t\treturn r.Applier.Worker.Transact(hard, u)\n\t}\n\talso := change.Last\n"}},
+		Edits: []Edit{{File: "projector/internal/rebuild/switch.go", Old: "\talso := change.Last\n", New: "\tif change.Compare == nil {\n\t\tif head, err := s.Reader.Host.Log.LogPosition(hard, eventstore.From{Now: true}); err == nil && head > s.Reader.At().Place.Position {\n\t\t\tat := s.Reader.At()\n\t\t\tu.Intent.Advance = &provider.Advance{From: at.Place.Position, To: provider.LogPlace{Position: head}, Mode: at.Mode, Token: at.Token}\n\t\t}\n\t\tchange.Last = func(context.Context, provider.Live) ([]provider.Message, error) { return nil, nil }\n\t\treturn s.Reader.Applier.Worker.Transact(hard, u)\n\t}\n\talso := change.Last\n"}},
 		Tests: []Test{{"./projector", "TestRebuildBlueGreenUnderLoad/broker"}},
 	},
 	{

@@ -54,7 +54,7 @@ var settings = []Mutant{
 		Name:  "times_of_any_age",
 		What:  "SQL can store times that no program can read",
 		Edits: []Edit{{File: "providers/postgres/migrations/00003_foreign_rows.sql", Old: "check (value between '0001-01-01 00:00Z' and '9999-12-30 00:00Z')", New: "check (true)"}},
-		Tests: []Test{{"./providers/postgres", "TestForeignRowsHarmThemselvesOnly/leases"}},
+		Tests: []Test{{"./providers/postgres", "TestForeignRowsHarmThemselvesOnly/parked"}},
 	},
 	{
 		Name:  "attempts_overflow",

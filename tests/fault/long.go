@@ -44,7 +44,7 @@ func (s *suite) runLong(only, path string) (ok bool, err error) {
 	for _, p := range longParts {
 		names = append(names, p.name)
 	}
-	rec, err := openRecord[longResult](path, names, s.code)
+	rec, err := openRecord[longResult](path, names, s.codeOf)
 	if err != nil {
 		return false, err
 	}
@@ -64,7 +64,7 @@ func (s *suite) runLong(only, path string) (ok bool, err error) {
 		if s.ctx.Err() != nil {
 			return false, s.ctx.Err()
 		}
-		r := longResult{p.name, rec.ended(err == nil, begin)}
+		r := longResult{p.name, rec.ended(p.name, err == nil, begin)}
 		if err := rec.put(r); err != nil {
 			return false, err
 		}

@@ -113,7 +113,7 @@ func (s *suite) runCells(names, report string, race bool) (ok bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	rec, err := openRecord[result](report, cellNames(cells), s.code)
+	rec, err := openRecord[result](report, cellNames(cells), s.codeOf)
 	if err != nil {
 		return false, err
 	}
@@ -155,7 +155,7 @@ func (s *suite) runAll(chosen []*cell, rec *record[result]) (results []result, e
 		if s.ctx.Err() == nil {
 			begin := time.Now()
 			r = s.run(c)
-			r.ranOnce = rec.ended(r.OK, begin)
+			r.ranOnce = rec.ended(r.Cell, r.OK, begin)
 		}
 		r.line(os.Stdout)
 		mu.Lock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
 	"math/rand/v2"
 	"os"
@@ -40,7 +41,7 @@ func (s *suite) catchAll(only, report string) (ok bool, err error) {
 	for _, m := range mutant.All {
 		names = append(names, m.Name)
 	}
-	rec, err := openRecord[caught](report, names, s.code)
+	rec, err := openRecord[caught](report, names, s.codeOfMutant)
 	if err != nil {
 		return false, err
 	}
@@ -66,7 +67,7 @@ func (s *suite) catchAll(only, report string) (ok bool, err error) {
 			return
 		}
 		if e == nil {
-			c.ranOnce = rec.ended(len(c.Survived) == 0 && (len(m.Cells) == 0 || c.Cell != ""), begin)
+			c.ranOnce = rec.ended(m.Name, len(c.Survived) == 0 && (len(m.Cells) == 0 || c.Cell != ""), begin)
 			e = rec.put(c)
 		}
 		if err = errors.Join(err, e); c.OK {
@@ -95,6 +96,17 @@ func (s *suite) catchAll(only, report string) (ok bool, err error) {
 	}
 	fmt.Printf("%d passed, %d failed, %d skipped\n", passed, failed, len(mutant.All)-len(mutants))
 	return failed == 0, errors.Join(err, s.ctx.Err())
+}
+
+// codeOf returns the fingerprint of the code.
+func (s *suite) codeOf(string) string { return s.code }
+
+// codeOfMutant returns the fingerprint of the code with a mutant: its text counts for itself alone.
+func (s *suite) codeOfMutant(name string) string {
+	m, _ := mutant.Named(name) // the zero Mutant is as good as any
+	sum := fnv.New32a()
+	_, _ = fmt.Fprintf(sum, "%+v", m)
+	return fmt.Sprintf("%s-%08x", s.code, sum.Sum32())
 }
 
 // line writes the result as a line that programs can read.

@@ -39,7 +39,7 @@ func TestTheRecordsAreComplete(t *testing.T) {
 }
 
 func isComplete[T entry](t *testing.T, path string, names, missing []string, command string) {
-	r, err := openRecord[T](path, names, "")
+	r, err := openRecord[T](path, names, nil)
 	require.NoError(t, err)
 	left := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return slices.Contains(missing, name) })
 	var unknown, bad []string
@@ -64,7 +64,7 @@ func isComplete[T entry](t *testing.T, path string, names, missing []string, com
 // The record of make fault has enough kills that left work behind, and deliveries.
 func TestTheRecordHasEnoughFaults(t *testing.T) {
 	t.Parallel()
-	r, err := openRecord[result]("report.json", nil, "")
+	r, err := openRecord[result]("report.json", nil, nil)
 	require.NoError(t, err)
 	kills, deliveries := 0, 0
 	for _, one := range r.all {
@@ -81,20 +81,20 @@ func TestARunContinuesFromItsRecord(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "record.json")
 	open := func(code string, names ...string) *record[longResult] {
-		r, err := openRecord[longResult](path, names, code)
+		r, err := openRecord[longResult](path, names, func(name string) string { return code + name })
 		require.NoError(t, err)
 		return r
 	}
 	r := open("0001", "a", "b", "c")
 	require.False(t, r.has("a"))
 	for _, name := range []string{"c", "a", "b"} {
-		require.NoError(t, r.put(longResult{name, r.ended(name != "b", time.Now())}))
+		require.NoError(t, r.put(longResult{name, r.ended(name, name != "b", time.Now())}))
 	}
 	r = open("0001", "a", "b")
 	require.True(t, r.has("a"))
 	require.False(t, r.has("b"), "it was not ok")
 	require.False(t, open("0002", "a", "b").has("a"), "the code has changed")
-	require.NoError(t, r.put(longResult{"b", r.ended(true, time.Now())}))
+	require.NoError(t, r.put(longResult{"b", r.ended("b", true, time.Now())}))
 	var names []string
 	for _, e := range open("0001").all {
 		names = append(names, e.Part)

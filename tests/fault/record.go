@@ -29,16 +29,16 @@ type entry interface {
 // record is a JSON file with one entry for each name. It is replaced after each entry, so that an interrupted run
 // continues.
 type record[T entry] struct {
-	path  string   // empty: nothing is written
-	names []string // all names, in the order of the file; other entries are dropped
-	code  string   // the fingerprint of the present code
+	path  string                   // empty: nothing is written
+	names []string                 // all names, in the order of the file; other entries are dropped
+	code  func(name string) string // the fingerprint of the present code, for an entry
 
 	mu  sync.Mutex
 	all []T
 }
 
 // openRecord reads the entries of a record, if there is one.
-func openRecord[T entry](path string, names []string, code string) (*record[T], error) {
+func openRecord[T entry](path string, names []string, code func(name string) string) (*record[T], error) {
 	r := &record[T]{path: path, names: names, code: code}
 	if path == "" {
 		return r, nil
@@ -61,13 +61,13 @@ func (r *record[T]) has(name string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.ContainsFunc(r.all, func(e T) bool {
-		return e.name() == name && e.ran().OK && e.ran().Fingerprint == r.code
+		return e.name() == name && e.ran().OK && e.ran().Fingerprint == r.code(name)
 	})
 }
 
-// ended returns the result of something that began at a time and has just ended.
-func (r *record[T]) ended(ok bool, begin time.Time) ranOnce {
-	return ranOnce{OK: ok, Duration: time.Since(begin).Seconds(), Date: time.Now().UTC().Format(time.DateTime), Fingerprint: r.code}
+// ended returns the result of an entry that began at a time and has just ended.
+func (r *record[T]) ended(name string, ok bool, begin time.Time) ranOnce {
+	return ranOnce{OK: ok, Duration: time.Since(begin).Seconds(), Date: time.Now().UTC().Format(time.DateTime), Fingerprint: r.code(name)}
 }
 
 // put replaces the entry of a name, and the file. Any goroutine may call it.
