@@ -53,6 +53,7 @@ func main() {
 	record := flag.String("record", "tests/steady.json", "the file that gets each run")
 	logs := flag.String("logs", ".bin/steady", "the directory that gets the output of each run")
 	flag.Parse()
+	forgetMake()
 	ok, err := steady(ctx, *commit, strings.Split(*runs, ","), *record, *logs)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "steady:", err)
@@ -135,6 +136,14 @@ func write(record string, all []Run) error {
 		return err
 	}
 	return os.Rename(record+".new", record)
+}
+
+// forgetMake removes what make hands on to the makes that it starts: the arguments of this command are not those of the
+// tests.
+func forgetMake() {
+	for _, name := range []string{"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "ARGS"} {
+		_ = os.Unsetenv(name) // never fails: the name is valid
+	}
 }
 
 // one runs the whole once, in a clean clone.

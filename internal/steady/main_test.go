@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -63,4 +64,15 @@ func TestTheRecordIsReadAsItIsWritten(t *testing.T) {
 	all, err = read(path)
 	require.NoError(t, err)
 	require.Equal(t, want, all)
+}
+
+// make steady ARGS="-commit C" must not start the tests with these arguments.
+func TestTheArgumentsOfMakeAreNotHandedOn(t *testing.T) {
+	for _, name := range []string{"MAKEFLAGS", "ARGS"} {
+		t.Setenv(name, "ARGS=-commit HEAD")
+	}
+	forgetMake()
+	out, err := exec.CommandContext(t.Context(), "sh", "-c", `printf 'test:\n\t@echo "of make: $(ARGS)"\n' | make -f - test`).CombinedOutput()
+	require.NoError(t, err)
+	require.Equal(t, "of make: \n", string(out))
 }
