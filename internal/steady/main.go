@@ -141,7 +141,7 @@ func write(record string, all []Run) error {
 // forgetMake removes what make hands on to the makes that it starts: the arguments of this command are not those of the
 // tests.
 func forgetMake() {
-	for _, name := range []string{"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "ARGS"} {
+	for _, name := range []string{"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "ARGS"} {
 		_ = os.Unsetenv(name) // never fails: the name is valid
 	}
 }

@@ -68,9 +68,9 @@ func TestTheRecordIsReadAsItIsWritten(t *testing.T) {
 
 // make steady ARGS="-commit C" must not start the tests with these arguments.
 func TestTheArgumentsOfMakeAreNotHandedOn(t *testing.T) {
-	for _, name := range []string{"MAKEFLAGS", "ARGS"} {
-		t.Setenv(name, "ARGS=-commit HEAD")
-	}
+	t.Setenv("MAKEFLAGS", "w -- ARGS=-commit\\ HEAD")
+	t.Setenv("MAKELEVEL", "1")
+	t.Setenv("ARGS", "-commit HEAD")
 	forgetMake()
 	out, err := exec.CommandContext(t.Context(), "sh", "-c", `printf 'test:\n\t@echo "of make: $(ARGS)"\n' | make -f - test`).CombinedOutput()
 	require.NoError(t, err)
