@@ -66,6 +66,22 @@ func TestAClaimWhoseCommitFailsReturnsNothing(t *testing.T) {
 	require.Zero(t, count(t, db, `select (select count(*) from kinora.outbox where status = 'claimed') + (select count(*) from kinora.tasks where status = 'claimed')`))
 }
 
+// A malformed task that cannot be abandoned at this moment keeps no other task of its claim back.
+// Promise: G2.1
+func TestAClaimWithAMalformedTaskReturnsTheOthers(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.Open(t, nil)
+	enqueueTasks(t, db, provider.TaskDraft{ID: "one", Kind: "a/k", Input: []byte("1")}, provider.TaskDraft{ID: "two", Kind: "a/k", Input: []byte("1")})
+	_, err := db.Pool().Exec(t.Context(), `update kinora.tasks set state = '1' where id = 'one';
+		create function refuse() returns trigger language plpgsql as $$ begin raise exception 'not now'; end $$;
+		create trigger refuse before update on kinora.tasks for each row when (new.status = 'abandoned') execute function refuse()`)
+	require.NoError(t, err)
+	tasks, err := provider.ClaimTasks(t.Context(), db, provider.TaskQuery{Kinds: []string{"a/k"}}, claim.Terms{Lease: time.Hour})
+	require.NoError(t, err)
+	require.Len(t, tasks, 1)
+	require.Equal(t, "two", tasks[0].ID)
+}
+
 // The rows of a claim may come in any order, here in that of the table. The entries are in order
 // of Seq.
 // Promise: G2.2
