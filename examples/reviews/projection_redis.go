@@ -77,7 +77,7 @@ func (p *redisProjection) createDemoTables(ctx context.Context) error {
 	return all.Err()
 }
 
-// tableReviews is the only table of the read model. So a reader asks once which generation is live. Its
+// tableReviews is the only table of the read model, so that all keys that a reader reads are of one generation. Its
 // keys are:
 //
 //	rating:PRODUCT   hash        reviews and stars
@@ -175,49 +175,56 @@ type redisReader struct {
 	units  *redis.Units
 }
 
-// shown returns the generation that readers see of the table with a prefix.
-func (r redisReader) shown(ctx context.Context, prefix string) (redisTable, error) {
+// shown reads the generation that readers see of the table with a prefix. It reads again if that is another one by then: the one
+// before may already have later events, which the next reader would miss.
+func (r redisReader) shown(ctx context.Context, prefix string, read func(redisTable) error) error {
 	names, err := r.units.Shown(ctx, prefix+tableReviews)
-	if err != nil {
-		return redisTable{}, err
+	for err == nil {
+		was := names[0]
+		if err = read(redisTable{r.units, was}); err != nil {
+			break
+		}
+		if names, err = r.units.Shown(ctx, prefix+tableReviews); err == nil && names[0] == was {
+			break
+		}
 	}
-	return redisTable{r.units, names[0]}, nil
+	return err
 }
 
 const redisPage = 1000 // products
 
 func (r redisReader) ratings(ctx context.Context, prefix string) (all []rating, err error) {
-	t, err := r.shown(ctx, prefix)
-	if err != nil {
-		return nil, err
-	}
-	for after := ""; ; after = all[len(all)-1].Product {
-		some, err := r.page(ctx, t, after, redisPage)
-		if all = append(all, some...); err != nil || len(some) < redisPage {
-			return all, err
+	err = r.shown(ctx, prefix, func(t redisTable) error {
+		all = nil
+		for after := ""; ; after = all[len(all)-1].Product {
+			some, err := r.page(ctx, t, after, redisPage)
+			if all = append(all, some...); err != nil || len(some) < redisPage {
+				return err
+			}
 		}
-	}
+	})
+	return all, err
 }
 
 func (r redisReader) products(ctx context.Context, after string, limit int) (found []rating, err error) {
-	t, err := r.shown(ctx, "")
-	if err != nil {
-		return nil, err
-	}
-	for {
-		some, err := r.page(ctx, t, after, limit)
-		if err != nil {
-			return nil, err
-		}
-		for _, one := range some {
-			if after = one.Product; one.Reviews > 0 && len(found) < limit {
-				found = append(found, one)
+	err = r.shown(ctx, "", func(t redisTable) error {
+		found = nil
+		for after := after; ; {
+			some, err := r.page(ctx, t, after, limit)
+			if err != nil {
+				return err
+			}
+			for _, one := range some {
+				if after = one.Product; one.Reviews > 0 && len(found) < limit {
+					found = append(found, one)
+				}
+			}
+			if len(found) == limit || len(some) < limit {
+				return nil
 			}
 		}
-		if len(found) == limit || len(some) < limit {
-			return found, nil
-		}
-	}
+	})
+	return found, err
 }
 
 // page returns the ratings of at most limit products after the given one, also of those without reviews.
@@ -235,16 +242,16 @@ func (r redisReader) page(ctx context.Context, t redisTable, after string, limit
 	return r.ratingsOf(ctx, t, products)
 }
 
-func (r redisReader) best(ctx context.Context, limit int) ([]rating, error) {
-	t, err := r.shown(ctx, "")
-	if err != nil {
-		return nil, err
-	}
-	products, err := r.client.ZRange(ctx, t.best(), 0, int64(limit)-1).Result()
-	if err != nil {
-		return nil, fmt.Errorf("read the best products: %w", err)
-	}
-	return r.ratingsOf(ctx, t, products)
+func (r redisReader) best(ctx context.Context, limit int) (all []rating, err error) {
+	err = r.shown(ctx, "", func(t redisTable) error {
+		products, err := r.client.ZRange(ctx, t.best(), 0, int64(limit)-1).Result()
+		if err != nil {
+			return fmt.Errorf("read the best products: %w", err)
+		}
+		all, err = r.ratingsOf(ctx, t, products)
+		return err
+	})
+	return all, err
 }
 
 func (r redisReader) ratingsOf(ctx context.Context, t redisTable, products []string) ([]rating, error) {
@@ -276,39 +283,42 @@ var readLatest = goredis.NewScript(`
 
 // product reads in MULTI/EXEC: Redis runs no other command meanwhile.
 func (r redisReader) product(ctx context.Context, product string, limit int) (of rating, latest []currentReview, err error) {
-	of.Product = product
-	t, err := r.shown(ctx, "")
-	if err != nil {
-		return of, nil, err
-	}
-	var rated *goredis.SliceCmd
-	var reviews *goredis.Cmd
-	_, err = r.client.TxPipelined(ctx, func(p goredis.Pipeliner) error {
-		rated = p.HMGet(ctx, t.rating(product), "reviews", "stars")
-		reviews = readLatest.Eval(ctx, p, []string{t.latestOf(product), t.reviews(product)}, limit)
+	err = r.shown(ctx, "", func(t redisTable) error {
+		of, latest = rating{Product: product}, nil
+		var rated *goredis.SliceCmd
+		var reviews *goredis.Cmd
+		_, err := r.client.TxPipelined(ctx, func(p goredis.Pipeliner) error {
+			rated = p.HMGet(ctx, t.rating(product), "reviews", "stars")
+			reviews = readLatest.Eval(ctx, p, []string{t.latestOf(product), t.reviews(product)}, limit)
+			return nil
+		})
+		if err == nil {
+			err = rated.Scan(&of)
+		}
+		texts, _ := reviews.StringSlice() // its error is err
+		for _, text := range texts {
+			var one currentReview
+			err = errors.Join(err, json.Unmarshal([]byte(text), &one))
+			latest = append(latest, one)
+		}
+		if err != nil {
+			return fmt.Errorf("read a product: %w", err)
+		}
 		return nil
 	})
-	if err == nil {
-		err = rated.Scan(&of)
-	}
-	texts, _ := reviews.StringSlice() // its error is err
-	for _, text := range texts {
-		var one currentReview
-		err = errors.Join(err, json.Unmarshal([]byte(text), &one))
-		latest = append(latest, one)
-	}
-	if err != nil {
-		return of, nil, fmt.Errorf("read a product: %w", err)
-	}
-	return of, latest, nil
+	return of, latest, err
 }
 
 // newest leaves out a review that is withdrawn meanwhile.
 func (r redisReader) newest(ctx context.Context, limit int) (latest []currentReview, err error) {
-	t, err := r.shown(ctx, "")
-	if err != nil {
-		return nil, err
-	}
+	err = r.shown(ctx, "", func(t redisTable) (err error) {
+		latest, err = r.newestOf(ctx, t, limit)
+		return err
+	})
+	return latest, err
+}
+
+func (r redisReader) newestOf(ctx context.Context, t redisTable, limit int) (latest []currentReview, err error) {
 	members, err := r.client.ZRange(ctx, t.latest(), 0, int64(limit)-1).Result()
 	if err != nil {
 		return nil, fmt.Errorf("read the newest reviews: %w", err)
