@@ -5,13 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
 	goredis "github.com/redis/go-redis/v9"
-
-	"github.com/kinora-go/kinora/internal/testserver"
 )
 
 const slots = 16384 // of every cluster
@@ -29,14 +26,10 @@ func NewCluster(t testing.TB, settings ...string) *Cluster {
 	t.Helper()
 	c := &Cluster{}
 	for range 3 {
-		bus, err := testserver.FreePort()
-		if err != nil {
-			t.Fatal(err)
-		}
 		m := Private(t, slices.Concat([]string{"--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1",
-			"--cluster-port", strconv.Itoa(bus), "--cluster-node-timeout", "5000"}, settings)...)
+			"--cluster-node-timeout", "5000"}, settings)...)
 		c.Masters, c.Addrs = append(c.Masters, m), append(c.Addrs, m.Addr)
-		if err := c.join(len(c.Masters)-1, bus); err != nil {
+		if err := c.join(len(c.Masters) - 1); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -47,7 +40,7 @@ func NewCluster(t testing.TB, settings ...string) *Cluster {
 }
 
 // join gives master i its slots, and introduces it to the first master.
-func (c *Cluster) join(i, bus int) error {
+func (c *Cluster) join(i int) error {
 	ctx := context.Background()
 	m, first := c.Masters[i].admin(), c.Masters[0].admin()
 	defer func() { _ = m.Close(); _ = first.Close() }()
@@ -58,7 +51,7 @@ func (c *Cluster) join(i, bus int) error {
 		return nil
 	}
 	// go-redis has no parameter for the port of the bus
-	if err := first.Do(ctx, "cluster", "meet", "127.0.0.1", c.Masters[i].port, bus).Err(); err != nil {
+	if err := first.Do(ctx, "cluster", "meet", "127.0.0.1", c.Masters[i].port, c.Masters[i].bus).Err(); err != nil {
 		return fmt.Errorf("join the cluster: %w", err)
 	}
 	return nil

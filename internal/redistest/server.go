@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -86,6 +87,7 @@ type Server struct {
 	URL  string
 	Addr string // of URL
 	port int
+	bus  int    // port of the bus, of a node of a cluster
 	dir  string // its data, the log and the file pid
 	keep *testserver.Process
 }
@@ -118,13 +120,25 @@ rm -rf "$dir"
 
 // Start starts a private server. Settings override its own. The server keeps nothing on disk unless
 // a setting says otherwise ("--appendonly", "yes").
-func Start(settings ...string) (*Server, error) {
-	s, err := prepare()
-	if err != nil {
-		return nil, err
+//
+// If another program takes a port before the server does, it is started again with others.
+func Start(settings ...string) (s *Server, err error) {
+	for range 20 {
+		if s, err = prepare(); err != nil {
+			return nil, err
+		}
+		args := []string{"--bind", "127.0.0.1", "--port", strconv.Itoa(s.port), "--dir", s.dir, "--save", "", "--daemonize", "no"}
+		if slices.Contains(settings, "--cluster-enabled") { // the default, 10,000 above the port, may belong to an outgoing connection
+			if s.bus, err = testserver.FreePort(); err != nil {
+				return nil, err
+			}
+			args = append(args, "--cluster-port", strconv.Itoa(s.bus))
+		}
+		if err = s.run(append(args, settings...)...); !errors.Is(err, testserver.ErrOtherServer) {
+			break
+		}
 	}
-	args := []string{"--bind", "127.0.0.1", "--port", strconv.Itoa(s.port), "--dir", s.dir, "--save", "", "--daemonize", "no"}
-	if err := s.run(append(args, settings...)...); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -230,7 +244,7 @@ func (s *Server) await() error {
 	err := s.keep.Await(s.file("log"), func(ctx context.Context) error {
 		conn, err := net.Dial("tcp", s.Addr) // the client would log each failure, and pause for a second
 		if err != nil {
-			return err
+			return s.orEnded(err)
 		}
 		_ = conn.Close()
 		info := c.InfoMap(ctx)
@@ -250,6 +264,20 @@ func (s *Server) await() error {
 		return fmt.Errorf("start redis-server: %w", err)
 	}
 	return nil
+}
+
+// orEnded returns ErrOtherServer with the log if the server has ended, mostly because another one has its port; else err.
+func (s *Server) orEnded(err error) error {
+	pid, unknown := s.pid()
+	if unknown != nil {
+		return err
+	}
+	stat, gone := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if _, state, _ := strings.Cut(string(stat), ") "); gone == nil && !strings.HasPrefix(state, "Z") {
+		return err
+	}
+	said, _ := os.ReadFile(s.file("log"))
+	return fmt.Errorf("%w, or redis-server ended for another reason: %s", testserver.ErrOtherServer, said)
 }
 
 // admin returns a client with one connection, which tries each command once.

@@ -111,3 +111,11 @@ func TestASuspendedServerEndsWithTheTestProcess(t *testing.T) {
 		return err != nil
 	})
 }
+
+// A server whose port another program has taken ends while it starts. That is an error at once, and not after the limit.
+func TestAServerThatEndsWhileItStartsIsAnError(t *testing.T) {
+	t.Parallel()
+	_, err := redistest.Start("--port", "1", "--bind", "192.0.2.1")
+	require.ErrorIs(t, err, testserver.ErrOtherServer)
+	require.ErrorContains(t, err, "listening")
+}
