@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"testing"
 
 	"github.com/kinora-go/kinora/providers/redis"
@@ -40,6 +41,8 @@ func TestRedisReadersReadAgainAfterASwitch(t *testing.T) {
 		require.NoError(t, writer.HSet(ctx, table.rating("tea"), "reviews", reviews, "stars", 4*reviews).Err())
 		require.NoError(t, writer.ZAdd(ctx, table.products(), goredis.Z{Member: "tea"}).Err())
 		require.NoError(t, writer.ZAdd(ctx, table.best(), goredis.Z{Member: "tea", Score: -4}).Err())
+		require.NoError(t, writer.ZAdd(ctx, table.latest(), goredis.Z{Member: "tea\x00ann"}).Err())
+		require.NoError(t, writer.HSet(ctx, table.reviews("tea"), "ann", fmt.Sprintf(`{"Stars":%d}`, reviews)).Err())
 	}
 	for name, read := range map[string]func(r redisReader) (rating, error){
 		"product": func(r redisReader) (rating, error) { of, _, err := r.product(ctx, "tea", 1); return of, err },
@@ -53,32 +56,39 @@ func TestRedisReadersReadAgainAfterASwitch(t *testing.T) {
 			require.Len(t, all, 1)
 			return all[0], err
 		},
+		"newest": func(r redisReader) (rating, error) {
+			all, err := r.newest(ctx, 1)
+			require.Len(t, all, 1)
+			return rating{"tea", all[0].Stars, 4 * all[0].Stars}, err
+		},
 		"best": func(r redisReader) (rating, error) {
 			all, err := r.best(ctx, 1)
 			require.Len(t, all, 1)
 			return all[0], err
 		},
 	} {
-		client := goredis.NewClient(options)
-		units, err := redis.New(client, &redis.Config{OwnMarkers: true, HashTag: name})
-		require.NoError(t, err)
-		one, two := redisTable{units, tableReviews + "_g1"}, redisTable{units, tableReviews + "_g2"}
-		show := func(table redisTable) {
-			require.NoError(t, writer.HSet(ctx, "kinora:{"+name+"}shown", tableReviews, table.name).Err())
-		}
-		show(one)
-		names, err := units.Shown(ctx, tableReviews)
-		require.NoError(t, err)
-		require.Equal(t, []string{one.name}, names)
-		rate(one, 1)
-		rate(two, 1)
-		client.AddHook(&between{func() {
-			show(two)
-			rate(one, 2) // it is on standby
-		}})
-		of, err := read(redisReader{client, units})
-		require.NoError(t, err, name)
-		require.Equal(t, rating{Product: "tea", Reviews: 1, Stars: 4}, of, name)
-		require.NoError(t, client.Close())
+		t.Run(name, func(t *testing.T) {
+			client := goredis.NewClient(options)
+			units, err := redis.New(client, &redis.Config{OwnMarkers: true, HashTag: name})
+			require.NoError(t, err)
+			one, two := redisTable{units, tableReviews + "_g1"}, redisTable{units, tableReviews + "_g2"}
+			show := func(table redisTable) {
+				require.NoError(t, writer.HSet(ctx, "kinora:{"+name+"}shown", tableReviews, table.name).Err())
+			}
+			show(one)
+			names, err := units.Shown(ctx, tableReviews)
+			require.NoError(t, err)
+			require.Equal(t, []string{one.name}, names)
+			rate(one, 1)
+			rate(two, 1)
+			client.AddHook(&between{func() {
+				show(two)
+				rate(one, 2) // it is on standby
+			}})
+			of, err := read(redisReader{client, units})
+			require.NoError(t, err)
+			require.Equal(t, rating{Product: "tea", Reviews: 1, Stars: 4}, of)
+			require.NoError(t, client.Close())
+		})
 	}
 }

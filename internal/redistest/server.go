@@ -122,26 +122,28 @@ rm -rf "$dir"
 // a setting says otherwise ("--appendonly", "yes").
 //
 // If another program takes a port before the server does, it is started again with others.
-func Start(settings ...string) (s *Server, err error) {
+func Start(settings ...string) (s *Server, failed error) {
 	for range 20 {
+		bus, err := testserver.FreePort()
+		if err != nil {
+			return nil, err
+		}
 		if s, err = prepare(); err != nil {
 			return nil, err
 		}
+		s.bus = bus
 		args := []string{"--bind", "127.0.0.1", "--port", strconv.Itoa(s.port), "--dir", s.dir, "--save", "", "--daemonize", "no"}
 		if slices.Contains(settings, "--cluster-enabled") { // the default, 10,000 above the port, may belong to an outgoing connection
-			if s.bus, err = testserver.FreePort(); err != nil {
-				return nil, err
-			}
-			args = append(args, "--cluster-port", strconv.Itoa(s.bus))
+			args = append(args, "--cluster-port", strconv.Itoa(bus))
 		}
-		if err = s.run(append(args, settings...)...); !errors.Is(err, testserver.ErrOtherServer) {
+		if err = s.run(append(args, settings...)...); err == nil {
+			return s, nil
+		}
+		if failed = err; !errors.Is(err, testserver.ErrOtherServer) {
 			break
 		}
 	}
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
+	return nil, failed
 }
 
 // prepare returns a server that is not started, with a port and an empty directory.
