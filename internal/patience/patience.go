@@ -5,6 +5,7 @@ package patience
 import (
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"testing"
 	"time"
@@ -66,4 +67,33 @@ func Receive[T any](t testing.TB, from <-chan T, what string, args ...any) (valu
 		t.Fatalf("waited %s for %s", Limit(), fmt.Sprintf(what, args...))
 	}
 	return value
+}
+
+// Fastest returns the shortest time of n calls. What else a machine does makes calls longer, and never shorter.
+func Fastest(n int, call func()) time.Duration {
+	fastest := time.Duration(math.MaxInt64)
+	for range n {
+		begin := time.Now()
+		call()
+		fastest = min(fastest, time.Since(begin)) // compared by tests that give a limit from other calls
+	}
+	return fastest
+}
+
+// attempts is how many calls Faster makes: on a machine on which each CPU has ten things to do, a call is still undisturbed
+// once in a while.
+const attempts = 1000
+
+// Faster calls until a call takes less than limit, which comes from other calls of the same run, and returns its time. It
+// ends the test if none does: whatever else a machine does, it is not the cause then.
+func Faster(t testing.TB, limit time.Duration, call func()) time.Duration {
+	t.Helper()
+	fastest := time.Duration(math.MaxInt64)
+	for range attempts {
+		if fastest = min(fastest, Fastest(1, call)); fastest < limit {
+			return fastest
+		}
+	}
+	t.Fatalf("the fastest of %d calls took %s, not less than %s", attempts, fastest, limit)
+	return 0
 }

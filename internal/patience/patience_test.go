@@ -65,6 +65,25 @@ func TestAWaitThatHangsEndsItsTest(t *testing.T) {
 	})
 }
 
+// A machine that does other things, so that 199 of 200 calls take seven times as long, breaks no comparison.
+func TestABusyMachineIsNotSlower(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := 0
+		busy := func() {
+			if calls++; calls%200 == 0 {
+				time.Sleep(time.Millisecond)
+			} else {
+				time.Sleep(7 * time.Millisecond)
+			}
+		}
+		require.Equal(t, time.Millisecond, patience.Fastest(200, busy))
+		require.Equal(t, time.Millisecond, patience.Faster(t, 5*time.Millisecond, busy))
+		require.True(t, fails(t, func(t testing.TB) {
+			patience.Faster(t, 5*time.Millisecond, func() { time.Sleep(7 * time.Millisecond) })
+		}))
+	})
+}
+
 func TestMutantsSetAShorterLimit(t *testing.T) {
 	t.Setenv(patience.Env, "20s")
 	require.Equal(t, 20*time.Second, patience.Limit())
