@@ -201,9 +201,11 @@ func switchWaits(s *stage) {
 		var open, early atomic.Bool
 		open.Store(true)
 		wait := begin(func() error {
-			return s.switches(s.ctx, 2-i%2, provider.GenerationStandby, func(opened) (provider.Closing, error) {
-				early.Store(open.Load())
-				return provider.Closing{}, nil
+			return unlessBusy(func() error {
+				return s.switches(s.ctx, 2-i%2, provider.GenerationStandby, func(opened) (provider.Closing, error) {
+					early.Store(open.Load())
+					return provider.Closing{}, nil
+				})
 			})
 		})
 		open.Store(false)
@@ -245,7 +247,7 @@ func switchesAtOnce(s *stage) {
 	errs := make([]error, workers+1)
 	together(len(errs), func(i int) {
 		for n := 0; n < switches && i == workers && errs[i] == nil; n++ {
-			errs[i] = s.switches(s.ctx, 2-n%2, provider.GenerationStandby, nothing)
+			errs[i] = unlessBusy(func() error { return s.switches(s.ctx, 2-n%2, provider.GenerationStandby, nothing) })
 		}
 		of := s.in(1 + i%2)
 		for n := 0; n < 2*messages && i < workers && errs[i] == nil; n++ {

@@ -163,7 +163,7 @@ func endedInCrowd(s *stage) {
 			for errs[i] == nil && committed.Load() < 3*workers {
 				errs[i] = s.pause()
 			}
-			errs[i] = errors.Join(errs[i], s.switches(s.ctx, 2, retired, nothing))
+			errs[i] = errors.Join(errs[i], unlessBusy(func() error { return s.switches(s.ctx, 2, retired, nothing) }))
 			atSwitch = s.total("k")
 			return
 		}

@@ -311,3 +311,13 @@ func together(n int, fn func(i int)) {
 		<-done
 	}
 }
+
+// unlessBusy calls fn again while it fails with CodeBusy: on a busy machine, what a switch waits for may take longer than
+// the second that it waits.
+func unlessBusy(fn func() error) error {
+	for {
+		if err := fn(); provider.CodeOf(err) != provider.CodeBusy {
+			return err
+		}
+	}
+}

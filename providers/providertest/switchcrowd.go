@@ -28,8 +28,10 @@ func switchesOfOneRevision(s *stage) {
 	for round := range 3 {
 		all, errs := s.all(), make([]error, callers)
 		together(callers, func(i int) {
-			errs[i] = s.do(s.ctx, s.switching(all, 2-round%2, standby), func(o opened) (provider.Closing, error) {
-				return provider.Closing{}, o.add("k", 1)
+			errs[i] = unlessBusy(func() error {
+				return s.do(s.ctx, s.switching(all, 2-round%2, standby), func(o opened) (provider.Closing, error) {
+					return provider.Closing{}, o.add("k", 1)
+				})
 			})
 		})
 		s.only(errs)
@@ -201,7 +203,7 @@ func switchesInCrowd(s *stage) {
 			defer c.over.Store(true)
 			for n := 0; n < switches && errs[i] == nil; n++ {
 				next := 2 - n%2
-				errs[i] = c.changesTo(next)
+				errs[i] = unlessBusy(func() error { return c.changesTo(next) })
 				if errs[i] == nil {
 					errs[i] = c.goesLive(next)
 				}

@@ -157,9 +157,10 @@ func tablesShown(s *stage) {
 		if i == readers {
 			defer close(over)
 			for n := 0; n < switches && errs[i] == nil; n++ {
-				errs[i] = s.withTables(provider.Switch{
+				sw := provider.Switch{
 					Rename: []provider.TablePair{s.pair("r", "r_g1")}, Show: []provider.TablePair{s.pair([]string{"r_g2", "r_g1"}[n%2], "r")},
-				}, nothing)
+				}
+				errs[i] = unlessBusy(func() error { return s.withTables(sw, nothing) })
 			}
 			return
 		}
