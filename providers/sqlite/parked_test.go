@@ -213,7 +213,7 @@ func TestCostDoesNotGrowWithParkedMessages(t *testing.T) {
 	ctx := context.Background()
 	db := open(t, nil)
 	park(t, db, keyed("a", "a1"), 0)
-	const n = 1000
+	const n = 5000 // so that a scan takes several times the limit
 	unit := 0
 	call := func() {
 		unit++
