@@ -92,7 +92,7 @@ var generations = []Mutant{
 	{
 		Name:  "switch_shares_the_fence",
 		What:  "a unit with Switch does not wait for open units",
-		Edits: []Edit{{File: "providers/postgres/switch.go", Old: "tx.Exec(ctx, exclusiveSQL, lockClassFence,", New: "tx.Exec(ctx, fenceSQL, lockClassFence,"}},
+		Edits: []Edit{{File: "providers/postgres/switch.go", Old: "tx.Exec(ctx, exclusiveSQL, lockClassFence,", New: "tx.Exec(ctx, `select pg_advisory_xact_lock_shared($1::int, $2::int)`, lockClassFence,"}},
 		Tests: []Test{{"./providers/postgres", "TestConformance/Units/Concurrent/a_unit_with_Switch_waits_for_open_units"}},
 	},
 	{
