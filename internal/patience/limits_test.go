@@ -22,9 +22,9 @@ import (
 // notCovered are the directories that the check does not read. Measurements of bench take time.
 var notCovered = []string{"bench"}
 
-// No test sleeps, ends a wait after less than ten minutes, or compares the fastest of some calls by itself, except in a bubble of testing/synctest, whose clock
-// is virtual. A comment on the line or on the line before it gives the reason for an exception: why a slow machine does
-// not break the test.
+// No test sleeps, ends a wait after less than ten minutes, or compares the fastest of some calls by itself, except in a
+// bubble of testing/synctest, whose clock is virtual. A comment on the line or on the line before it gives the reason for
+// an exception: why a slow machine does not break the test.
 func TestNoTestMeasuresTheMachine(t *testing.T) {
 	t.Parallel()
 	root := filepath.Join("..", "..")

@@ -1,5 +1,6 @@
 // Package patience bounds the waits of tests. A wait polls for a condition or listens, and ends as soon as
-// that is there. The limit only ends a test that hangs, so it is far beyond what a slow or busy machine needs.
+// that is there. The limit only ends a test that hangs, so it is far beyond what a slow or busy machine needs. Tests that
+// compare times compare the fastest of many calls, which such a machine does not make slower.
 package patience
 
 import (
