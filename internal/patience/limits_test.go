@@ -54,8 +54,8 @@ func TestNoTestMeasuresTheMachine(t *testing.T) {
 	require.Empty(t, found, "use package patience, or give the reason in a comment:\n%s", strings.Join(found, "\n"))
 }
 
-// tests is the test code of a directory: its test files, or all files if the package is for tests. Functions are told
-// apart by their names only.
+// tests is the test code of a directory: its test files, or all files if the package is for tests. Functions of one
+// name count as one.
 type tests struct {
 	*token.FileSet
 	files    []*ast.File

@@ -206,7 +206,7 @@ func conform(t *testing.T, address string, takeover time.Duration, restart func(
 
 func TestRedisStreamsConform(t *testing.T) {
 	t.Parallel()
-	s := redistest.Private(t, "--appendonly", "yes", "--appendfsync", "always") // else a kill loses what was acknowledged
+	s := redistest.Private(t, "--appendonly", "yes", "--appendfsync", "always") // else a kill loses acknowledged messages
 	conform(t, s.URL, time.Second, func() error { return errors.Join(s.End("KILL"), s.Begin()) })
 }
 
