@@ -3,6 +3,7 @@ package admin
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"regexp"
@@ -67,15 +68,33 @@ func (a *Admin) findSchema(ctx context.Context) ([]provider.Finding, error) {
 	switch {
 	case err != nil || is == known:
 		return nil, err
+	case is > 0 && is == known-1:
+		f.Blocks, f.Title = false, "The tables have the version before that of this program"
+		f.Meaning = "Programs of this version run on them, without what the last migration brings."
+		f.Remedy = []string{"kinora migrate up"}
 	case is < known:
 		f.Title, f.Meaning = "The tables are missing, or older than this program requires", "Services of this version refuse to start."
 		f.Remedy = []string{"kinora migrate up"}
+	case !isNewer(ctx, o):
+		f.Blocks, f.Title = false, "A newer program has migrated the database"
+		f.Meaning = "Programs of this version run on it."
+		f.Remedy = []string{"end the deployment: deploy the newer program everywhere"}
 	default:
 		f.Title = "A newer program has migrated the database"
 		f.Meaning = "Services of this version refuse to start. The other checks may be wrong."
 		f.Remedy = []string{"deploy the program that migrated the database, or a later one; use its version of kinora"}
 	}
 	return []provider.Finding{f}, nil
+}
+
+// isNewer reports whether a newer program has migrated the database, and this one does not run on it.
+func isNewer(ctx context.Context, o provider.Operations) bool {
+	c, checks := o.(provider.ReadyChecker)
+	if !checks {
+		return true
+	}
+	_, newer := errors.AsType[*provider.NewerError](c.ReadyFor(ctx, provider.AnyService))
+	return newer
 }
 
 // facts returns facts from pairs of a name and a value, without those that have no value.

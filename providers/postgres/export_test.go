@@ -38,6 +38,8 @@ func (d *dryRun) End(ctx context.Context) { d.end(ctx) }
 // TaskCandidatesSQL reads the tasks that are due.
 const TaskCandidatesSQL = taskCandidatesSQL
 
+const OldestSince = oldestSince
+
 // Migrations are those of this version.
 func Migrations() []string { return migrations }
 

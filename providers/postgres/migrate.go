@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/internal/migration"
 	"github.com/kinora-go/kinora/internal/pauses"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -59,13 +60,13 @@ func MigrationSQL(schema string) (string, error) {
 		return "", err
 	}
 	var b strings.Builder
-	b.WriteString("create schema if not exists " + schema + ";\n")
+	fmt.Fprintf(&b, "create schema if not exists %s;\n%s;\n", schema, in(schema, createMigrationsSQL))
 	for _, m := range migrations {
 		b.WriteString("\n" + in(schema, m))
 	}
-	fmt.Fprintf(&b, "\n%s;\n", in(schema, createMigrationsSQL))
-	for i := range migrations {
-		fmt.Fprintf(&b, "insert into %s.migrations (version_id, is_applied) values (%d, true);\n", schema, i+1)
+	b.WriteString("\n")
+	for i, m := range migrations {
+		fmt.Fprintf(&b, "insert into %s.migrations (version_id, is_applied, oldest) values (%d, true, %d);\n", schema, i+1, migration.Oldest(m))
 	}
 	return b.String(), nil
 }
@@ -81,12 +82,13 @@ const (
 	exists (select from pg_tables where schemaname = $1 and tablename = 'migrations')`
 
 	recordMigrationSQL = `insert into kinora.migrations (version_id, is_applied) values ($1::bigint, true)`
+	recordOldestSQL    = `update kinora.migrations set oldest = $2::bigint where version_id = $1::bigint`
 )
 
 // Migrate brings the schema up to date, in one transaction on a separate connection. Migrators that run at once wait for
 // each other, and all succeed. While Migrate waits for a lock, it logs who has it, through slog.Default. The role needs the
-// right to create the schema, or to create in it. Migrate changes nothing and returns a *NewerError if a newer program has
-// migrated the schema, ErrEncoding, and ErrReadOnly on a standby.
+// right to create the schema, or to create in it. Migrate changes nothing if a newer program has migrated the schema: it returns
+// a *NewerError if this program does not run on it. It changes nothing and returns ErrEncoding, and ErrReadOnly on a standby.
 func (db *DB) Migrate(ctx context.Context) error {
 	conn, err := connect(ctx, db.pool.Config())
 	if err != nil {
@@ -94,7 +96,7 @@ func (db *DB) Migrate(ctx context.Context) error {
 	}
 	defer closeConn(ctx, conn)
 	// Each statement must see what the migrator before it has committed.
-	return wrap("migrate", pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	err = pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		var pid int // as the server knows it, also behind a pooler
 		if err := tx.QueryRow(ctx, `select pg_backend_pid()`).Scan(&pid); err != nil {
 			return err
@@ -109,13 +111,17 @@ func (db *DB) Migrate(ctx context.Context) error {
 			return err
 		case is.encoding != encodingUTF8:
 			return wrongEncoding(is.encoding)
-		case is.version > known():
-			return fmt.Errorf("schema %s: %w", db.cfg.Schema, &NewerError{Database: is.version, Program: known()})
-		case is.readOnly && is.version < known():
+		case is.version >= known():
+			return db.fits(&is)
+		case is.readOnly:
 			return ErrReadOnly
 		}
 		return db.up(ctx, tx, migrations)
-	}))
+	})
+	if err == nil {
+		db.older.Store(false)
+	}
+	return wrap("migrate", err)
 }
 
 const blockersSQL = `
@@ -168,6 +174,9 @@ func (db *Provider) up(ctx context.Context, tx pgx.Tx, all []string) error {
 		if err == nil {
 			_, err = tx.Exec(ctx, db.q(recordMigrationSQL), v)
 		}
+		if err == nil && v >= oldestSince {
+			_, err = tx.Exec(ctx, db.q(recordOldestSQL), v, migration.Oldest(all[v-1]))
+		}
 		if err != nil {
 			return fmt.Errorf("version %d: %w", v, err)
 		}
@@ -197,6 +206,9 @@ select current_user::text, current_setting('default_transaction_isolation'), cur
 from (select) one left join pg_namespace n on n.nspname = $1::text`
 
 	versionSQL = `select coalesce(max(version_id), 0) from kinora.migrations where is_applied`
+	oldestSQL  = `select coalesce(max(oldest), 0) from kinora.migrations where is_applied and version_id > $1::bigint`
+
+	oldestSince = 5 // the version that has the column
 )
 
 // ErrReadOnly: the server is a standby, or the session's transactions are read-only.
@@ -214,8 +226,9 @@ func (e *RightsError) Error() string {
 
 // Ready returns an error if no retry can make the database usable: ErrEncoding, ErrIsolation, ErrSettings, ErrReadOnly (a
 // standby), eventstore.ErrUnsafeLog (row level security may hide rows from the role), ErrNotMigrated (the schema is older
-// than this package needs), a *NewerError, or a *RightsError (the role lacks rights of each of the services that append,
-// relay, run projectors or work on tasks). If the database is away, it returns nil.
+// than the version before the one of this package), a *NewerError (it is newer than this package runs on), or a *RightsError (the
+// role lacks rights of each of the services that append, relay, run projectors or work on tasks). If the database is away, it
+// returns nil.
 func (db *DB) Ready(ctx context.Context) error { return db.ReadyFor(ctx, provider.AnyService) }
 
 // ReadyFor implements provider.ReadyChecker. It is Ready with the rights of one service.
@@ -244,11 +257,9 @@ func (db *Provider) check(ctx context.Context, service provider.Service) (fault,
 		return ErrReadOnly, nil
 	case len(is.secured) > 0:
 		return db.hides(is.secured), nil
-	case is.hidden: // the version cannot be read; the missing right is reported below
-	case is.version < known():
-		return fmt.Errorf("schema %s: %w", db.cfg.Schema, ErrNotMigrated), nil
-	case is.version > known():
-		return fmt.Errorf("schema %s: %w", db.cfg.Schema, &NewerError{Database: is.version, Program: known()}), nil
+	}
+	if err := db.fits(&is); err != nil {
+		return err, nil
 	}
 	lacks := db.lacks(service, is.missing)
 	if !is.usage {
@@ -263,6 +274,15 @@ func (db *Provider) check(ctx context.Context, service provider.Service) (fault,
 	return nil, nil
 }
 
+// fits returns an error if this program does not run on the version of a schema. It notes whether that is the one before.
+func (db *Provider) fits(is *state) error {
+	if is.hidden { // the missing right is reported
+		return nil
+	}
+	db.older.Store(is.version < known())
+	return wrap("schema "+db.cfg.Schema, migration.Fits(is.version, known(), is.oldest, ErrNotMigrated))
+}
+
 // known is the version of the schema that this program knows.
 func known() int64 { return int64(len(migrations)) }
 
@@ -273,6 +293,7 @@ type state struct {
 	usage                     bool     // of the schema
 	missing                   []right  // of asked
 	version                   int64    // of the schema; 0 if it is not there
+	oldest                    int64    // version that a program must know to run on it, if it is newer than this one
 	hidden                    bool     // it is there, and the role may not read its version
 	secured                   []string // tables whose rows row level security may hide
 }
@@ -296,6 +317,9 @@ func (db *Provider) state(ctx context.Context, q querier) (is state, err error) 
 	is.hidden = there && (!is.usage || slices.Contains(is.missing, right{"select", "migrations"}))
 	if err == nil && there && !is.hidden {
 		err = q.QueryRow(ctx, db.q(versionSQL)).Scan(&is.version)
+	}
+	if err == nil && is.version > known() {
+		err = q.QueryRow(ctx, db.q(oldestSQL), known()).Scan(&is.oldest)
 	}
 	return is, err
 }

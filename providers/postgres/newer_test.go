@@ -2,11 +2,13 @@ package postgres_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/migration"
 	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
@@ -33,13 +35,61 @@ func starts(t *testing.T, db *postgres.DB) map[string]func(ctx context.Context) 
 	}
 }
 
+// A program runs on the version before its own, and on later ones whose migrations say that it does.
+func TestAProgramRunsOnNeighbouringVersions(t *testing.T) {
+	t.Parallel()
+	all := postgres.Migrations()
+	known := len(all)
+	for _, schema := range []string{"kinora", "shop"} {
+		db, err := postgres.Open(t.Context(), postgrestest.DSN(t, &postgres.Config{Schema: "unused"}), &postgres.Config{Schema: schema})
+		require.NoError(t, err)
+		defer db.Close()
+		up := func(to int) {
+			require.NoError(t, pgx.BeginFunc(t.Context(), db.Pool(), func(tx pgx.Tx) error { return db.Up(t.Context(), tx, all[:to]) }))
+		}
+		up(known - 2)
+		require.ErrorIs(t, db.Ready(t.Context()), postgres.ErrNotMigrated)
+		up(known - 1)
+		for what, start := range starts(t, db) {
+			if what != "relay" { // it runs
+				require.NoError(t, start(patience.Context(t)), what)
+			}
+		}
+		require.NoError(t, db.Migrate(t.Context()))
+
+		_, err = db.Pool().Exec(t.Context(), `insert into `+schema+`.migrations (version_id, is_applied, oldest) values
+			($1::bigint, true, $1 - 1), ($1 + 1, true, $1 - 2), ($1 + 2, false, $1 + 2)`, known+1)
+		require.NoError(t, err)
+		require.NoError(t, db.Ready(t.Context()))
+		require.NoError(t, db.Migrate(t.Context()), "an old program that migrates when it starts")
+		require.Equal(t, known+3, count(t, db, `select count(*) from `+schema+`.migrations`), "nothing is changed")
+		_, err = db.Pool().Exec(t.Context(), `update `+schema+`.migrations set oldest = $1::bigint where version_id = $1`, known+1)
+		require.NoError(t, err)
+		var newer *postgres.NewerError
+		require.ErrorAs(t, db.Ready(t.Context()), &newer)
+		require.ErrorAs(t, db.Migrate(t.Context()), &newer)
+	}
+}
+
+// From the version on that records it, each migration says which programs run on it.
+func TestEachMigrationSaysWhichProgramsRunOnIt(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.Open(t, nil)
+	for i, script := range postgres.Migrations() {
+		if version := i + 1; version >= postgres.OldestSince {
+			require.LessOrEqual(t, migration.Oldest(script), int64(version), "migration %d lacks the line", version)
+			require.EqualValues(t, migration.Oldest(script), count(t, db, fmt.Sprintf(`select oldest from kinora.migrations where version_id = %d`, version)))
+		}
+	}
+}
+
 func TestASchemaNewerThanTheProgramIsRefused(t *testing.T) {
 	t.Parallel()
 	known := len(postgres.Migrations())
 	for _, schema := range []string{"kinora", "shop"} {
 		db := postgrestest.Open(t, &postgres.Config{Schema: schema})
 		require.NoError(t, db.Ready(t.Context()))
-		_, err := db.Pool().Exec(t.Context(), `insert into `+schema+`.migrations (version_id, is_applied) values (8, true), (9, true), (10, false)`)
+		_, err := db.Pool().Exec(t.Context(), `insert into `+schema+`.migrations (version_id, is_applied) values (18, true), (19, true), (20, false)`)
 		require.NoError(t, err)
 		all := starts(t, db)
 		all["migrate"] = db.Migrate
@@ -47,9 +97,9 @@ func TestASchemaNewerThanTheProgramIsRefused(t *testing.T) {
 			var newer *postgres.NewerError
 			err := start(patience.Context(t))
 			require.ErrorAs(t, err, &newer, what)
-			require.EqualValues(t, 9, newer.Database)
+			require.EqualValues(t, 19, newer.Database)
 			require.EqualValues(t, known, newer.Program)
-			require.ErrorContains(t, err, "version 9")
+			require.ErrorContains(t, err, "version 19")
 			require.NotErrorIs(t, err, postgres.ErrNotMigrated)
 		}
 		require.Equal(t, known+3, count(t, db, `select count(*) from `+schema+`.migrations`), "nothing is changed")

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/migration"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -74,7 +75,8 @@ type Provider struct {
 	turns     chan struct{}          // lock of repeated runs of Transact, of capacity 1
 	lifetime  atomic.Pointer[string]
 	cached    sync.Map // statement for schema "kinora" → for this schema
-	describe  bool     // see described
+	older     atomic.Bool // the schema has the version before the one that this program knows
+	describe  bool        // see described
 }
 
 // Open connects to dsn with a separate pool, which Close closes. An idle connection that does not
@@ -173,6 +175,9 @@ const defaultSchema = "kinora"
 
 // q returns a statement, which is written for the schema "kinora", for the configured one.
 func (db *Provider) q(statement string) string {
+	if db.older.Load() {
+		statement = migration.Before(statement)
+	}
 	if db.cfg.Schema == defaultSchema {
 		return statement
 	}

@@ -86,6 +86,19 @@ func (d *DryRun) Changes(ctx context.Context) ([]provider.Change, error) { retur
 func (d *DryRun) Limit(rows int)                                         { d.limit = rows }
 func (d *DryRun) Stop()                                                  { _ = d.hook(nil) }
 
+const OldestSince = oldestSince
+
+// Migrations returns the texts of the migrations.
+func Migrations() (all []string) {
+	for _, m := range scripts() {
+		all = append(all, m.text)
+	}
+	return all
+}
+
+// UpTo applies the migrations up to a version.
+func UpTo(ctx context.Context, db *sql.DB, version int) error { return up(ctx, db, scripts()[:version]) }
+
 // UpWith applies the migrations that the file does not have: those of this version, and the later ones.
 func UpWith(ctx context.Context, db *sql.DB, later ...string) error {
 	all := scripts()

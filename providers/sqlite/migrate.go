@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kinora-go/kinora/internal/migration"
 	"github.com/kinora-go/kinora/provider"
 	"modernc.org/sqlite"
 )
@@ -28,13 +29,18 @@ const (
 ) strict`
 
 	migrationVersion = `select coalesce(max(version_id), 0) from kinora_migrations where is_applied`
+	oldestProgram    = `select coalesce(max(oldest), 0) from kinora_migrations where is_applied and version_id > ?1`
 
 	recordMigration = `insert into kinora_migrations (version_id, is_applied) values (?1, 1)`
+	recordOldest    = `update kinora_migrations set oldest = ?2 where version_id = ?1`
+
+	oldestSince = 3 // the version that has the column
 )
 
 // Migrate brings the file's tables up to date, in one transaction of a connection of its own. Of several
 // migrators at once one does the work. The others wait until ctx ends, and log that they wait (slog.Default).
-// It changes nothing if a newer program has migrated the file (*NewerError), or if it is not in UTF-8 (ErrEncoding).
+// It changes nothing if a newer program has migrated the file, and returns a *NewerError if this program does not run on it. It
+// changes nothing and returns ErrEncoding if the file is not in UTF-8.
 func (d *DB) Migrate(ctx context.Context) error {
 	err := d.migrate(ctx)
 	if err == nil {
@@ -46,8 +52,8 @@ func (d *DB) Migrate(ctx context.Context) error {
 // ErrReadOnly: the file cannot be written: its rights, or those of its directory, or query_only.
 var ErrReadOnly = errors.New("the database is read-only: give the process the right to write the file and its directory, and leave query_only off")
 
-// Ready returns ErrEncoding, ErrReadOnly, a *NewerError if a newer program has migrated the file, and
-// ErrNotMigrated if its tables are not those of this version. For the latter it compares the
+// Ready returns ErrEncoding, ErrReadOnly, a *NewerError if the file's tables are newer than this package runs on, and
+// ErrNotMigrated if they are not those of its version or the one before. For the latter it compares the
 // tables, not the recorded version.
 func (d *DB) Ready(ctx context.Context) error { return d.ReadyFor(ctx, provider.AnyService) }
 
@@ -68,7 +74,7 @@ func (d *Provider) ReadyFor(ctx context.Context, _ provider.Service) error {
 
 const readEncoding = `pragma encoding`
 
-// checkFile refuses a file that is not in UTF-8, or newer than the program; not one without versions.
+// checkFile refuses a file that is not in UTF-8, or newer than the program runs on; not one without versions.
 func checkFile(ctx context.Context, q querier) error {
 	var encoding string
 	if err := one(ctx, q, []any{&encoding}, readEncoding); err != nil {
@@ -77,16 +83,26 @@ func checkFile(ctx context.Context, q querier) error {
 	if encoding != "UTF-8" {
 		return fmt.Errorf("the encoding is %s: %w", encoding, ErrEncoding)
 	}
-	var version int64
-	err := one(ctx, q, []any{&version}, migrationVersion)
-	switch known := int64(len(scripts())); {
-	case errors.Is(err, ErrNotMigrated):
-		return nil
-	case err == nil && version > known:
-		return &NewerError{Database: version, Program: known}
+	version, err := versionOf(ctx, q)
+	var oldest int64
+	if known := known(); err == nil && version > known {
+		if err = one(ctx, q, []any{&oldest}, oldestProgram, known); err == nil {
+			err = migration.Fits(version, known, oldest, nil)
+		}
 	}
 	return err
 }
+
+// versionOf returns the version of a file, 0 if it has none.
+func versionOf(ctx context.Context, q querier) (version int64, err error) {
+	if err = one(ctx, q, []any{&version}, migrationVersion); errors.Is(err, ErrNotMigrated) {
+		err = nil
+	}
+	return version, err
+}
+
+// known is the version of the tables that this program knows.
+func known() int64 { return int64(len(scripts())) }
 
 // checkWritable returns ErrReadOnly if a connection of the pool cannot write.
 func (p *pool) checkWritable(ctx context.Context) error {
@@ -166,6 +182,9 @@ func up(ctx context.Context, db *sql.DB, all []script) error {
 		if err == nil {
 			_, err = db.ExecContext(ctx, recordMigration, i+1)
 		}
+		if err == nil && i+1 >= oldestSince {
+			_, err = db.ExecContext(ctx, recordOldest, i+1, migration.Oldest(m.text))
+		}
 		if err != nil {
 			return wrap(m.name, err)
 		}
@@ -176,12 +195,12 @@ func up(ctx context.Context, db *sql.DB, all []script) error {
 // MigrationSQL is what Migrate runs, for those who run it by other means. Its last lines record the versions, as Migrate does.
 func MigrationSQL() string {
 	var all strings.Builder
+	all.WriteString(createMigrations + ";\n")
 	for _, m := range scripts() {
 		fmt.Fprintf(&all, "-- %s\n%s\n", m.name, strings.TrimSpace(m.text))
 	}
-	all.WriteString(createMigrations + ";\n")
-	for i := range scripts() {
-		fmt.Fprintf(&all, "insert into kinora_migrations (version_id, is_applied) values (%d, 1);\n", i+1)
+	for i, m := range scripts() {
+		fmt.Fprintf(&all, "insert into kinora_migrations (version_id, is_applied, oldest) values (%d, 1, %d);\n", i+1, migration.Oldest(m.text))
 	}
 	return all.String()
 }

@@ -3,6 +3,7 @@ package sqlite_test
 import (
 	"context"
 	"database/sql"
+	"fmt"
 	"path/filepath"
 	"testing"
 
@@ -10,16 +11,66 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/migration"
 	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
+// A program runs on the version before its own, and on later ones whose migrations say that it does.
+func TestAProgramRunsOnNeighbouringVersions(t *testing.T) {
+	t.Parallel()
+	known := len(sqlite.Migrations())
+	path := filepath.Join(t.TempDir(), "app.db")
+	raw, err := sql.Open("sqlite", path)
+	require.NoError(t, err)
+	raw.SetMaxOpenConns(1)
+	require.NoError(t, sqlite.UpTo(t.Context(), raw, known-1))
+	_, err = raw.Exec(totalsDDL)
+	require.NoError(t, err)
+	require.NoError(t, raw.Close())
+	db, err := sqlite.Open(t.Context(), path, nil)
+	require.NoError(t, err)
+	defer db.Close()
+	require.NoError(t, db.Ready(t.Context()))
+	_, err = db.Append(t.Context(), "review-1", eventstore.NoStream, drafts(1))
+	require.NoError(t, err)
+	require.NoError(t, db.Do(t.Context(), delivery("m"), adds("p")))
+	require.NoError(t, db.Migrate(t.Context()))
+	require.NoError(t, db.Do(t.Context(), delivery("n"), adds("p")))
+
+	_, err = db.SQL().Exec(`insert into kinora_migrations (version_id, is_applied, oldest) values (?1, 1, ?1 - 1), (?1 + 1, 1, ?1 - 2), (?1 + 2, 0, ?1 + 2)`, known+1)
+	require.NoError(t, err)
+	require.NoError(t, db.Ready(t.Context()))
+	require.NoError(t, db.Migrate(t.Context()), "an old program that migrates when it starts")
+	require.Equal(t, known+3, count(t, db.SQL(), "kinora_migrations"), "nothing is changed")
+	_, err = db.SQL().Exec(`update kinora_migrations set oldest = ?1 where version_id = ?1`, known+1)
+	require.NoError(t, err)
+	other, err := sqlite.Open(t.Context(), path, nil)
+	require.NoError(t, err)
+	defer other.Close()
+	var newer *sqlite.NewerError
+	require.ErrorAs(t, other.Ready(t.Context()), &newer)
+	require.ErrorAs(t, other.Migrate(t.Context()), &newer)
+}
+
+// From the version on that records it, each migration says which programs run on it.
+func TestEachMigrationSaysWhichProgramsRunOnIt(t *testing.T) {
+	t.Parallel()
+	db := open(t, nil)
+	for i, script := range sqlite.Migrations() {
+		if version := i + 1; version >= sqlite.OldestSince {
+			require.LessOrEqual(t, migration.Oldest(script), int64(version), "migration %d lacks the line", version)
+			require.Equal(t, 1, count(t, db.SQL(), fmt.Sprintf("kinora_migrations where version_id = %d and oldest = %d", version, migration.Oldest(script))))
+		}
+	}
+}
+
 func TestASchemaNewerThanTheProgramIsRefused(t *testing.T) {
 	t.Parallel()
 	db := open(t, nil)
 	require.NoError(t, db.Ready(t.Context()))
-	_, err := db.SQL().Exec(`insert into kinora_migrations (version_id, is_applied) values (8, 1), (9, 1), (10, 0)`)
+	_, err := db.SQL().Exec(`insert into kinora_migrations (version_id, is_applied) values (18, 1), (19, 1), (20, 0)`)
 	require.NoError(t, err)
 	relay, err := outbox.NewRelay(db, discard{}, nil)
 	require.NoError(t, err)
@@ -27,11 +78,11 @@ func TestASchemaNewerThanTheProgramIsRefused(t *testing.T) {
 		var newer *sqlite.NewerError
 		err := start(patience.Context(t))
 		require.ErrorAs(t, err, &newer, what)
-		require.EqualValues(t, 9, newer.Database)
-		require.EqualValues(t, 2, newer.Program)
+		require.EqualValues(t, 19, newer.Database)
+		require.EqualValues(t, len(sqlite.Migrations()), newer.Program)
 		require.NotErrorIs(t, err, sqlite.ErrNotMigrated)
 	}
-	_, err = db.SQL().Exec(`delete from kinora_migrations where version_id > 2`)
+	_, err = db.SQL().Exec(`delete from kinora_migrations where version_id > ?1`, len(sqlite.Migrations()))
 	require.NoError(t, err)
 	require.NoError(t, db.Migrate(t.Context()))
 	require.NoError(t, db.Ready(t.Context()))

@@ -5,7 +5,6 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
-	"errors"
 	"time"
 
 	"github.com/kinora-go/kinora/provider"
@@ -176,11 +175,8 @@ func (d *Provider) CancelAct(ctx context.Context, id int64, by provider.Decision
 
 // SchemaVersion implements provider.Operations.
 func (d *Provider) SchemaVersion(ctx context.Context) (database, program int64, err error) {
-	err = one(ctx, d.reads, []any{&database}, migrationVersion)
-	if errors.Is(err, ErrNotMigrated) {
-		err = nil
-	}
-	return database, int64(len(scripts())), wrap("read the version of the schema", err)
+	database, err = versionOf(ctx, d.reads)
+	return database, known(), wrap("read the version of the schema", err)
 }
 
 const (

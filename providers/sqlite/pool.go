@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/kinora-go/kinora/internal/migration"
 	sqlite3 "modernc.org/sqlite/lib"
 )
 
@@ -17,7 +18,8 @@ type pool struct {
 	db    *sql.DB
 	stmts sync.Map // *sql.Stmt by their text
 	warm  atomic.Bool
-	of    *Provider // for a pool of New, whose units have its connections
+	older *atomic.Bool // the file has the version before the one that this program knows; nil: it does not
+	of    *Provider    // for a pool of New, whose units have its connections
 }
 
 // newPool keeps up to idle connections open and opens at most limit; 0 means no limit.
@@ -27,8 +29,17 @@ func newPool(db *sql.DB, idle, limit int) *pool {
 	return &pool{db: db}
 }
 
+// form returns a statement for the version of the file.
+func (p *pool) form(statement string) string {
+	if p.older != nil && p.older.Load() {
+		return migration.Before(statement)
+	}
+	return statement
+}
+
 // stmt prepares query once. It needs a connection, so a caller must not hold one.
 func (p *pool) stmt(ctx context.Context, query string) (*sql.Stmt, error) {
+	query = p.form(query)
 	if s, ok := p.stmts.Load(query); ok {
 		return s.(*sql.Stmt), nil
 	}
@@ -48,6 +59,14 @@ func (p *pool) warmUp(ctx context.Context) error {
 	if p.warm.Load() {
 		return nil
 	}
+	version, err := versionOf(ctx, p)
+	if err != nil {
+		return err
+	}
+	older := version > 0 && version == known()-1
+	if p.older != nil {
+		p.older.Store(older)
+	}
 	for _, query := range inTransactions {
 		_, err := p.stmt(ctx, query)
 		if codeOf(err) == sqlite3.SQLITE_ERROR && !errors.Is(err, ErrNotMigrated) {
@@ -57,7 +76,7 @@ func (p *pool) warmUp(ctx context.Context) error {
 			return err
 		}
 	}
-	p.warm.Store(true)
+	p.warm.Store(!older) // otherwise the next call looks again
 	return nil
 }
 
@@ -143,6 +162,7 @@ func isForeign(err error) bool {
 }
 
 func (s session) exec(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	query = s.pool.form(query)
 	if stmt := s.stmt(ctx, query); stmt != nil {
 		if r, err := stmt.ExecContext(ctx, args...); !isForeign(err) {
 			return r, explain(err)
@@ -153,6 +173,7 @@ func (s session) exec(ctx context.Context, query string, args ...any) (sql.Resul
 }
 
 func (s session) query(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
+	query = s.pool.form(query)
 	if stmt := s.stmt(ctx, query); stmt != nil {
 		if rows, err := stmt.QueryContext(ctx, args...); !isForeign(err) {
 			return rows, explain(err)

@@ -47,6 +47,7 @@ type Provider struct {
 	reads *pool
 	write *pool // for Kinora's transactions: one connection
 
+	older   atomic.Bool          // the file has the version before the one that this program knows
 	lock    chan struct{}        // of capacity 1: the writer has one element in it
 	current atomic.Pointer[unit] // the unit that has the write lock, if a unit has it
 	added   signal               // sent after a commit that added entries
@@ -88,6 +89,7 @@ func Open(ctx context.Context, path string, cfg *Config) (*DB, error) {
 	d.users = newPool(sql.OpenDB(wrapped{shared, d.queue}), size, 0)
 	d.reads = newPool(sql.OpenDB(shared), size, size)
 	d.write = newPool(sql.OpenDB(wrapped{writes, d.guard}), 1, 1)
+	d.users.older, d.reads.older, d.write.older = &d.older, &d.older, &d.older
 	if err = useWAL(ctx, d.reads.db); err == nil {
 		err = d.users.warmUpIfMigrated(ctx)
 	}
@@ -123,7 +125,7 @@ func New(db *sql.DB, cfg *Config) (*DB, error) {
 	if err != nil {
 		return nil, fmt.Errorf("sqlite: this pool cannot be used: %w", err)
 	}
-	d.users = &pool{db: db, of: d.Provider}
+	d.users = &pool{db: db, of: d.Provider, older: &d.older}
 	d.reads, d.write = d.users, d.users
 	if err := d.users.warmUpIfMigrated(ctx); err != nil {
 		return nil, fmt.Errorf("sqlite: prepare statements: %w", err)
