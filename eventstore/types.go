@@ -77,6 +77,14 @@ func (t *Types) Err() error {
 // Has reports whether name is a stored name of the table, current or earlier.
 func (t *Types) Has(name string) bool { _, ok := t.byName[name]; return ok }
 
+// Newest returns the newest schema version of a stored name that Decode takes, or 0 if the name is not in the table.
+func (t *Types) Newest(name string) int {
+	if d, ok := t.byName[name]; ok {
+		return d.Schema()
+	}
+	return 0
+}
+
 // Names returns the stored names of the registered types, including earlier ones, sorted. TypeEnded is not
 // among them.
 func (t *Types) Names() []string {

@@ -22,9 +22,12 @@ const (
 	ClassShutdown  // the runner stops: not counted, not parked, not acked, so the broker redelivers the message
 	ClassAmbiguous // the reply to COMMIT was lost: the unit runs again, and skips messages whose markers were committed
 	ClassHeld      // no error: the message is parked only because it waits behind an earlier one of its key
+	// ClassUnable: the program lacks what the message needs (Parked.Needs), such as its schema version. The message waits,
+	// without attempts, for a program that has it.
+	ClassUnable
 )
 
-var classes = [...]string{"unknown", "transient", "permanent", "shutdown", "ambiguous", "held"}
+var classes = [...]string{"unknown", "transient", "permanent", "shutdown", "ambiguous", "held", "unable"}
 
 func (c Class) String() string { return wordOf(classes[:], c, ClassUnknown) }
 

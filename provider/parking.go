@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 )
@@ -14,8 +15,13 @@ import (
 // Parking stores parked messages, as one queue per lane. Each method is a separate transaction.
 type Parking interface {
 	// Due returns the first messages of due lanes, by build and lane, the lanes in order of their due time: of each
-	// one message, or up to f.Each if these are ClassHeld. A lane whose first message is stuck is never due.
+	// one message, or up to f.Each if these are ClassHeld or ClassUnable. A lane whose first message is stuck is never
+	// due. One whose first message is ClassUnable is due if f.Needs has its need, and comes first.
 	Due(ctx context.Context, f DueFilter) ([]Parked, error)
+
+	// Needs returns what the first messages of lanes of these builds wait for: each need of a build once, in order, at
+	// most MaxNeeds of a build. The cost grows with the number of needs, and not with that of messages.
+	Needs(ctx context.Context, builds []Build) ([]Need, error)
 
 	// Try counts an attempt at p, which Due has returned, and makes its lane due only after again has passed. So
 	// no other runner tries it until then, and the attempt counts even if the process ends.
@@ -47,17 +53,45 @@ type Parked struct {
 	Type      string            `json:"type,omitempty"`       // of its event, or ""
 	Payload   []byte            `json:"payload,omitempty"`
 	Headers   map[string]string `json:"headers,omitempty"`
-	Class     Class             `json:"class"`             // ClassHeld: the message has not failed, but waits behind an earlier one
-	Code      string            `json:"code,omitempty"`    // a SQLSTATE or a word; see docs/operations.md
-	Error     string            `json:"error,omitempty"`   // the text of the last error, with the stack of a panic; at most MaxParkedError bytes
-	Attempts  int               `json:"attempts"`          // attempts that failed or have begun, in any process
-	Version   string            `json:"version,omitempty"` // projector.RunnerConfig.Version of the program that parked it or failed last
-	At        time.Time         `json:"at"`
-	DueAt     time.Time         `json:"due_at,omitzero"` // when a runner tries its lane again; zero if it waits for an operator
+	Class     Class             `json:"class"` // ClassHeld: the message has not failed, but waits behind an earlier one
+	// Needs is what a program must have to apply it, one thing a line (see NeedEvent). Only of ClassUnable.
+	Needs    string    `json:"needs,omitempty"`
+	Code     string    `json:"code,omitempty"`    // a SQLSTATE or a word; see docs/operations.md
+	Error    string    `json:"error,omitempty"`   // the text of the last error, with the stack of a panic; at most MaxParkedError bytes
+	Attempts int       `json:"attempts"`          // attempts that failed or have begun, in any process
+	Version  string    `json:"version,omitempty"` // projector.RunnerConfig.Version of the program that parked it or failed last
+	At       time.Time `json:"at"`
+	DueAt    time.Time `json:"due_at,omitzero"` // when a runner tries its lane again; zero if it waits for an operator, or for a program
 
 	State      ParkedState `json:"state"`
 	ResolvedAt time.Time   `json:"resolved_at,omitzero"` // when it was replayed or skipped
 	Decision               // the last decision of an operator
+}
+
+// Need is what messages of a generation wait for.
+type Need struct {
+	Build
+	Needs string    `json:"needs"` // Parked.Needs
+	Since time.Time `json:"since"` // when the first of the messages was parked
+}
+
+// Limits of needs. A message that needs more is stuck instead.
+const (
+	MaxNeeds     = 1000 // of a build that Parking.Needs lists
+	MaxNeedBytes = 1000 // of Parked.Needs
+)
+
+// NeedDecoder is the need of a message of other software: a decoder (projector.RunnerConfig.Decode).
+const NeedDecoder = "decoder"
+
+// NeedEvent returns the need of an event: a schema version of its type.
+func NeedEvent(eventType string, schema int) string {
+	return fmt.Sprintf("event %s %d", eventType, schema)
+}
+
+// NeedHandler returns the need of a message that was parked for a handler of its type.
+func NeedHandler(handler, eventType string) string {
+	return fmt.Sprintf("handler %s of %s", handler, eventType)
 }
 
 // MaxParkedError is the most bytes of Parked.Error. Runners cut longer texts.
@@ -128,6 +162,7 @@ func (f *ParkedFilter) InStates() []ParkedState {
 type DueFilter struct {
 	Builds []Build
 	Lanes  []Lane // nil means all, empty means none
+	Needs  []Need // those that the program has; Since does not count
 	Keys   int    // the most lanes of each projector
 	Each   int    // the most messages of a lane
 }
@@ -206,15 +241,22 @@ func (f *ParkedFilter) Selects(p *Parked) bool {
 // IsDue reports whether p, which is the first message of its lane, can be tried.
 func (p *Parked) IsDue(now time.Time) bool { return !p.DueAt.IsZero() && !p.DueAt.After(now) }
 
+// has reports whether p is ClassUnable, and f has its need.
+func (f *DueFilter) has(p *Parked) bool {
+	return p.Class == ClassUnable && slices.ContainsFunc(f.Needs, func(n Need) bool {
+		return n.Projector == p.Projector && n.Number() == p.Generation && n.Needs == p.Needs
+	})
+}
+
 // Due returns the messages of a build that f selects. firsts are those of all lanes, and lane returns the first n of one.
 func (f *DueFilter) Due(firsts []Parked, lane func(first Parked, n int) []Parked, now time.Time) (due []Parked) {
 	firsts = slices.DeleteFunc(firsts, func(p Parked) bool {
-		return !p.IsDue(now) || f.Lanes != nil && !slices.Contains(f.Lanes, p.Lane)
+		return !p.IsDue(now) && !f.has(&p) || f.Lanes != nil && !slices.Contains(f.Lanes, p.Lane)
 	})
 	slices.SortStableFunc(firsts, func(a, b Parked) int { return a.DueAt.Compare(b.DueAt) })
 	for _, first := range firsts[:min(f.Keys, len(firsts))] {
 		for i, p := range lane(first, f.Each) {
-			waits := p.Class == ClassHeld && p.State == StateWaiting
+			waits := (p.Class == ClassHeld || f.has(&p)) && p.State == StateWaiting
 			if i == 0 || waits {
 				p.DueAt = first.DueAt
 				due = append(due, p)
@@ -225,6 +267,20 @@ func (f *DueFilter) Due(firsts []Parked, lane func(first Parked, n int) []Parked
 		}
 	}
 	return due
+}
+
+// NeedsOf is the rule of Parking.Needs for a build, given the first messages of all lanes.
+func NeedsOf(b Build, firsts []Parked) (all []Need) {
+	since := map[string]time.Time{}
+	for _, p := range firsts {
+		if at, ok := since[p.Needs]; p.Class == ClassUnable && (!ok || p.At.Before(at)) {
+			since[p.Needs] = p.At
+		}
+	}
+	for _, needs := range slices.Sorted(maps.Keys(since)) {
+		all = append(all, Need{Build: b, Needs: needs, Since: since[needs]})
+	}
+	return all[:min(len(all), MaxNeeds)]
 }
 
 // Try is the rule of Parking.Try. p is the first message of its lane. It returns whether p can be tried, and whether it changed.
@@ -241,16 +297,22 @@ func (p *Parked) Try(listed *Parked, limit int, again time.Duration, now time.Ti
 	return true, true
 }
 
-// Wait makes p wait for this time from now, once it is the first of its lane. A negative time makes it stuck.
+// Wait makes p wait for this time from now, once it is the first of its lane. A negative time makes it stuck. With
+// ClassUnable it waits without a due time.
 func (p *Parked) Wait(after time.Duration, now time.Time) {
-	if p.State, p.DueAt = StateWaiting, now.Add(after); after < 0 {
-		p.State, p.DueAt = StateStuck, time.Time{}
+	p.State, p.DueAt = StateWaiting, now.Add(after)
+	if after < 0 {
+		p.State = StateStuck
+	}
+	if after < 0 || p.Class == ClassUnable {
+		p.DueAt = time.Time{}
 	}
 }
 
 // Fail gives p what a unit has set in an Aside.
 func (p *Parked) Fail(as Parked) {
-	p.Class, p.Code, p.Error, p.Attempts, p.Handler, p.Version = as.Class, as.Code, as.Error, as.Attempts, as.Handler, as.Version
+	p.Class, p.Needs, p.Code, p.Error = as.Class, as.Needs, as.Code, as.Error
+	p.Attempts, p.Handler, p.Version = as.Attempts, as.Handler, as.Version
 	if len(as.Handlers) > 0 {
 		p.Handlers = slices.Clone(as.Handlers)
 	}

@@ -278,6 +278,9 @@ func (f *Found) SetLive(u *Unit, front []Parked, due map[Lane]bool) {
 	next := map[Lane]int{} // the first message of the unit that may follow in the lane
 	for _, is := range front {
 		isDue, locked := due[is.Lane]
+		if _, seen := next[is.Lane]; !seen && locked && is.Class == ClassUnable { // the program has what it needs
+			isDue, due[is.Lane] = true, true
+		}
 		i, asked := at[is.Seq]
 		// With attempts, Try has delayed the lane for this unit.
 		live := asked && locked && i >= next[is.Lane] && is.Unchanged(u.Messages[i].Parked) &&
@@ -345,7 +348,9 @@ type Aside struct {
 	// Parked is the message as it is set aside. The provider sets Seq, At, DueAt and State. If one with the same id is
 	// parked for the projector, no row is added: its Handlers are. A skipped message stays skipped.
 	Parked Parked
-	After  time.Duration // until its lane is due, if it is the first message of the lane; negative means stuck
+	// After is the time until its lane is due, if it is the first message of the lane. Negative means stuck. With ClassUnable
+	// it is zero, and the lane has no due time.
+	After time.Duration
 }
 
 // Resolution is the changes of the parked messages of a unit.

@@ -95,16 +95,30 @@ func (db *Provider) Due(ctx context.Context, f provider.DueFilter) ([]provider.P
 	})
 }
 
-func (s *state) due(b provider.Build, f provider.DueFilter, now time.Time) []provider.Parked {
-	var firsts []provider.Parked
+// firsts returns the first message of each lane of a build.
+func (s *state) firsts(b provider.Build) (firsts []provider.Parked) {
 	for lane := range under(s.lanes, buildKey(b)) {
 		firsts = append(firsts, s.front(lane, 1)...)
 	}
-	due := f.Due(firsts, func(first provider.Parked, n int) []provider.Parked { return s.front(laneKey(b, first.Lane), n) }, now)
+	return firsts
+}
+
+func (s *state) due(b provider.Build, f provider.DueFilter, now time.Time) []provider.Parked {
+	due := f.Due(s.firsts(b), func(first provider.Parked, n int) []provider.Parked { return s.front(laneKey(b, first.Lane), n) }, now)
 	for i := range due {
 		due[i] = ownParked(due[i])
 	}
 	return due
+}
+
+// Needs implements provider.Parking.
+func (db *Provider) Needs(ctx context.Context, builds []provider.Build) ([]provider.Need, error) {
+	return query(ctx, db, "list needs", provider.CheckDueFilter(provider.DueFilter{Builds: builds}), func(s *state, _ time.Time) (all []provider.Need) {
+		for _, b := range builds {
+			all = append(all, provider.NeedsOf(b, s.firsts(b))...)
+		}
+		return all
+	})
 }
 
 // Try implements provider.Parking.

@@ -72,8 +72,8 @@ select h.lane, h.due_at <= ck.t from ck, unnest($3::bytea[]) l(lane), lateral (
 	// A redelivery that adds handlers to a message waits for the unit that runs it, and the other
 	// way round.
 	firstInLanesSQL = `
-select p.id, p.lane, p.attempts, p.state, p.handlers from (select lane, count(*) n from unnest($3::bytea[]) lane group by lane) l, lateral (
-	select id, lane, attempts, state, handlers from kinora.parked
+select p.id, p.lane, p.attempts, p.state, p.class, p.handlers from (select lane, count(*) n from unnest($3::bytea[]) lane group by lane) l, lateral (
+	select id, lane, attempts, state, class, handlers from kinora.parked
 	where projector = $1::text and generation = $2::int and parked.lane = l.lane and parked.lane <> '' and state in ('waiting', 'stuck')
 	order by id limit l.n for no key update) p`
 )
@@ -281,9 +281,9 @@ func (w *unit) queueLanes(b *pgx.Batch) {
 	all := mapSlice(w.Messages, func(m *provider.Message) []byte { return m.Lane[:] })
 	b.Queue(w.db.q(firstInLanesSQL), w.Projector, w.Generation, all).Query(func(rows pgx.Rows) error {
 		front, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (p provider.Parked, err error) {
-			var state string
-			err = row.Scan(&p.Seq, &p.Lane, &p.Attempts, &state, &p.Handlers)
-			p.State = provider.ParseParkedState(state)
+			var state, class string
+			err = row.Scan(&p.Seq, &p.Lane, &p.Attempts, &state, &class, &p.Handlers)
+			p.State, p.Class = provider.ParseParkedState(state), provider.ParseClass(class)
 			return p, err
 		})
 		w.found.SetLive(&w.Unit, front, due)

@@ -52,29 +52,40 @@ const (
 	parkedColumns = parkedNames + `p.payload, p.headers` + parkedFate
 	parkedNames   = `p.id, p.projector, p.generation, p.handler, p.handlers, p.message_id, p.topic, p.key, p.lane, p.type, `
 	parkedFate    = `,
-	p.class, p.code, p.error, p.attempts, p.version, p.parked_at, p.state, coalesce(p.resolved_at, ` + never + `), p.resolved_by, p.reason`
+	p.class, p.needs, p.code, p.error, p.attempts, p.version, p.parked_at, p.state, coalesce(p.resolved_at, ` + never + `), p.resolved_by, p.reason`
 
 	never = `'0001-01-01 00:00Z'::timestamptz` // the zero time
 
-	// Selects from each due lane its first message, or all up to the limit while they are of class held. Each lane
-	// costs the same. If no lanes are given, the index that due_at > '-infinity' selects finds the due ones.
+	// Selects from each due lane its first message, or all up to the limit while they are of class held, or have one of the
+	// needs. Each lane costs the same. If no lanes are given, the index that due_at > '-infinity' selects finds the due ones.
 	dueSQL = `
 with ck as materialized (select clock_timestamp() t),
+has as materialized (select * from unnest($6::text[], $7::int[], $8::text[]) n(projector, generation, needs)),
 h as materialized (
 	select n.projector, n.generation, n.o, h.lane, h.due_at from ck, unnest($1::text[], $2::int[]) with ordinality n(projector, generation, o), lateral (
-		select lane, due_at from kinora.holds
-		where holds.projector = n.projector and holds.generation = n.generation and due_at <= ck.t
-			and ($5::bytea[] is not null or due_at > '-infinity') and ($5::bytea[] is null or lane = any($5::bytea[]))
+		select distinct u.lane, '-infinity'::timestamptz as due_at from has, lateral (
+			select p.lane from kinora.parked p
+			where p.projector = n.projector and p.generation = n.generation and p.needs = has.needs and p.needs <> '' and p.state = 'waiting'
+				and ($5::bytea[] is null or p.lane = any($5::bytea[]))
+			order by p.id limit $3::bigint) u
+		where has.projector = n.projector and has.generation = n.generation
+		union all (
+			select lane, due_at from kinora.holds
+			where holds.projector = n.projector and holds.generation = n.generation and due_at <= ck.t
+				and ($5::bytea[] is not null or due_at > '-infinity') and ($5::bytea[] is null or lane = any($5::bytea[]))
+			order by due_at limit $3::bigint)
 		order by due_at limit $3::bigint) h)
 select ` + parkedColumns + `, case when isfinite(h.due_at) then h.due_at else ` + never + ` end from h, lateral (
 	select id from (
-		select id, state, row_number() over o as n, count(*) filter (where class <> 'held' or state <> 'waiting') over o as counted
+		select id, state, row_number() over o as n, count(*) filter (where state <> 'waiting' or class <> 'held' and not able) over o as counted
 		from (
-			select id, class, state from kinora.parked
+			select id, class, state, needs <> '' and exists (
+				select from has where has.projector = h.projector and has.generation = h.generation and has.needs = parked.needs) as able
+			from kinora.parked
 			where parked.projector = h.projector and parked.generation = h.generation and parked.lane = h.lane and parked.lane <> '' and state in ('waiting', 'stuck')
 			order by id limit $4::bigint) f
 		window o as (order by id)) f
-	where f.counted = 0 or f.n = 1 and f.state = 'waiting') f, lateral (select * from kinora.parked where id = f.id limit 1) p
+	where f.counted = 0 or f.n = 1 and f.state = 'waiting' and h.due_at > '-infinity') f, lateral (select * from kinora.parked where id = f.id limit 1) p
 order by h.o, h.due_at, h.lane, p.id`
 )
 
@@ -84,8 +95,36 @@ func (db *Provider) Due(ctx context.Context, f provider.DueFilter) ([]provider.P
 	generations := mapSlice(f.Builds, func(b *provider.Build) int { return b.Number() })
 	lanes := mapSlice(f.Lanes, func(l *provider.Lane) []byte { return l[:] })
 	list, err := read(ctx, db, "list due messages", provider.CheckDueFilter(f), scanParked, dueSQL, planned,
-		projectors, generations, max(f.Keys, 0), max(f.Each, 1), lanes)
+		projectors, generations, max(f.Keys, 0), max(f.Each, 1), lanes,
+		mapSlice(f.Needs, func(n *provider.Need) string { return n.Projector }), mapSlice(f.Needs, func(n *provider.Need) int { return n.Number() }),
+		mapSlice(f.Needs, func(n *provider.Need) string { return n.Needs }))
 	return list, classifyOwn(ctx, err)
+}
+
+// The walk skips from need to need by the index; null ends it.
+const needsSQL = `
+select b.projector, b.generation, n.needs, p.parked_at from unnest($1::text[], $2::int[]) with ordinality b(projector, generation, o), lateral (
+	with recursive n as (
+		select (select min(needs) from kinora.parked p
+			where p.projector = b.projector and p.generation = b.generation and p.state = 'waiting' and p.needs <> '') as needs, 1 as i
+		union all
+		select (select min(needs) from kinora.parked p
+			where p.projector = b.projector and p.generation = b.generation and p.state = 'waiting' and p.needs <> '' and p.needs > n.needs), n.i + 1
+		from n where n.needs is not null and n.i < $3::int)
+	select needs from n where needs is not null) n, lateral (
+	select parked_at from kinora.parked p
+	where p.projector = b.projector and p.generation = b.generation and p.needs = n.needs and p.state = 'waiting' and p.needs <> ''
+	order by id limit 1) p
+order by b.o, n.needs`
+
+// Needs implements provider.Parking.
+func (db *Provider) Needs(ctx context.Context, builds []provider.Build) ([]provider.Need, error) {
+	projectors := mapSlice(builds, func(b *provider.Build) string { return b.Projector })
+	generations := mapSlice(builds, func(b *provider.Build) int { return b.Number() })
+	columns := func(n *provider.Need) []any { return []any{&n.Projector, &n.Generation, &n.Needs, scanTime(&n.Since)} }
+	all, err := read(ctx, db, "list needs", provider.CheckDueFilter(provider.DueFilter{Builds: builds}), into(columns), needsSQL, planned,
+		projectors, generations, provider.MaxNeeds)
+	return all, classifyOwn(ctx, err)
 }
 
 const trySQL = `
@@ -183,7 +222,7 @@ func scanParked(row pgx.CollectableRow) (provider.Parked, error) {
 	var p provider.Parked
 	var class, state string
 	err := row.Scan(&p.Seq, &p.Projector, &p.Generation, &p.Handler, &p.Handlers, &p.MessageID, &p.Topic, &p.Key, &p.Lane, &p.Type, &p.Payload, &p.Headers,
-		&class, &p.Code, &p.Error, &p.Attempts, &p.Version, &p.At, &state, &p.ResolvedAt, &p.By, &p.Reason, &p.DueAt)
+		&class, &p.Needs, &p.Code, &p.Error, &p.Attempts, &p.Version, &p.At, &state, &p.ResolvedAt, &p.By, &p.Reason, &p.DueAt)
 	for _, text := range []*string{&p.Handler, &p.MessageID, &p.Topic, &p.Key, &p.Type, &p.Code, &p.Error, &p.Version, &p.By, &p.Reason} {
 		*text = original(*text)
 	}
@@ -350,15 +389,15 @@ parked as (
 	where p.state in ('waiting', 'stuck') and not excluded.handlers <@ p.handlers
 	returning p.lane)
 insert into kinora.holds as h (projector, generation, lane, due_at)
-select $1::text, $2::int, l.lane, case when l.after < 0 then 'infinity' else ck.t + l.after / 1000 * interval '1 microsecond' end
+select $1::text, $2::int, l.lane, case when l.after is null then 'infinity' else ck.t + l.after / 1000 * interval '1 microsecond' end
 from ck, unnest($4::bytea[], $5::bigint[]) l(lane, after) where l.lane in (select lane from parked) order by l.lane
 on conflict on constraint holds_pkey do update set due_at = h.due_at`
 
-	parkedAs = `handler, handlers, message_id, marker_id, topic, key, lane, type, payload, headers, class, code, error, attempts, version, state`
+	parkedAs = `handler, handlers, message_id, marker_id, topic, key, lane, type, payload, headers, class, needs, code, error, attempts, version, state`
 
 	// Without new handlers, a message keeps its handlers.
 	updateParkedSQL = `
-update kinora.parked p set class = a.class, code = a.code, error = a.error, attempts = a.attempts, handler = a.handler, version = a.version, state = a.state,
+update kinora.parked p set class = a.class, needs = a.needs, code = a.code, error = a.error, attempts = a.attempts, handler = a.handler, version = a.version, state = a.state,
 	handlers = case when a.handlers = '{}' then p.handlers else a.handlers end
 from json_populate_recordset(null::kinora.parked, $1::json) a where p.id = a.id`
 
@@ -374,12 +413,12 @@ update kinora.parked set state = 'replayed', resolved_at = clock_timestamp() whe
 with ck as materialized (select clock_timestamp() t),
 l as materialized (
 	select l.*, f.* from json_to_recordset($1::json) l(projector text, generation int, lane bytea, changed bigint) left join lateral (
-		select id, state from kinora.parked
+		select id, state, needs from kinora.parked
 		where parked.projector = l.projector and parked.generation = l.generation and parked.lane = l.lane and parked.lane <> '' and state in ('waiting', 'stuck')
 		order by id limit 1) f on true),
 gone as (delete from kinora.holds h using l where h.projector = l.projector and h.generation = l.generation and h.lane = l.lane and l.id is null)
 update kinora.holds h set due_at = case
-	when l.state = 'stuck' then 'infinity'
+	when l.state = 'stuck' or l.needs <> '' then 'infinity'
 	when l.id < l.changed then h.due_at
 	else ck.t + coalesce(a.after, 0) / 1000 * interval '1 microsecond' end
 from ck, l left join json_to_recordset($2::json) a(id bigint, after bigint) on a.id = l.id
@@ -406,7 +445,7 @@ func (w *unit) queueClosing(ctx context.Context, c provider.Closing) error {
 		holds := c.Holds(&w.Unit, w.found)
 		w.Queue(w.db.q(parkSQL), w.Projector, w.Generation, w.rows(c.Park),
 			mapSlice(holds, func(a *provider.Aside) []byte { return a.Parked.Lane[:] }),
-			mapSlice(holds, func(a *provider.Aside) int64 { return int64(a.After) }))
+			mapSlice(holds, dueAfter))
 	}
 	w.queueAdvance()
 	w.begin(ofCommit)
@@ -437,6 +476,14 @@ func (w *unit) queueResolved(c provider.Closing) {
 	w.Queue(w.db.q(releaseSQL), jsonList(changed), stay)
 }
 
+// dueAfter returns the time until the lane of a message is due, or nil if it waits for a person or a program.
+func dueAfter(a *provider.Aside) *int64 {
+	if after := int64(a.After); after >= 0 && a.Parked.Class != provider.ClassUnable {
+		return &after
+	}
+	return nil
+}
+
 // rows returns a JSON list of rows of kinora.parked. A text that PostgreSQL refuses is encoded.
 func (w *unit) rows(asides []provider.Aside) string {
 	rows := make([]map[string]any, len(asides))
@@ -450,7 +497,7 @@ func (w *unit) rows(asides []provider.Aside) string {
 			"message_id": storable(p.MessageID), "marker_id": markerID(p.MessageID),
 			"topic": storable(p.Topic), "key": storable(p.Key), "lane": fmt.Sprintf(`\x%x`, p.Lane), "type": storable(p.Type),
 			"payload": fmt.Sprintf(`\x%x`, p.Payload), "headers": inHeaders(p.Headers, storable),
-			"class": p.Class.String(), "code": storable(p.Code), "error": storable(p.Error), "attempts": p.Attempts, "version": storable(p.Version),
+			"class": p.Class.String(), "needs": p.Needs, "code": storable(p.Code), "error": storable(p.Error), "attempts": p.Attempts, "version": storable(p.Version),
 			"state": state.String(), "after": a.After,
 		}
 		if w.IsReplay() {

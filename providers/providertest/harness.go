@@ -218,7 +218,7 @@ func Units[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 // Parking checks provider.Parking.
 func Parking[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	runGroups(t, open, differences, []group{
-		{name: "Due", cases: dueCases}, {name: "Try", cases: tryCases}, {name: "List", cases: listCases}, {name: "Decide", cases: decideCases},
+		{name: "Due", cases: dueCases}, {name: "Needs", cases: needsCases}, {name: "Try", cases: tryCases}, {name: "List", cases: listCases}, {name: "Decide", cases: decideCases},
 		{name: "Filters", cases: parkedFilterCases},
 	})
 }

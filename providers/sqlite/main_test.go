@@ -181,11 +181,11 @@ func checkAtRest(t testing.TB, db *sql.DB) {
 			select id from kinora_outbox where open <> (status not in ('published', 'held', 'skipped'))`,
 		"a claimed entry has a token": `
 			select id from kinora_outbox where status = 'claimed' and (token is null or attempts < 1)`,
-		"the first open message of a lane has a due time if it waits, and no other message has one": `
+		"the first open message of a lane has a due time if it waits and needs nothing, and no other message has one": `
 			select id from (
-				select id, state, due_at, row_number() over (partition by projector, generation, lane, resolved_at is null order by id) = 1 as first
+				select id, state, needs, due_at, row_number() over (partition by projector, generation, lane, resolved_at is null order by id) = 1 as first
 				from kinora_parked)
-			where (due_at is not null) <> (first and state = 'waiting')`,
+			where (due_at is not null) <> (first and state = 'waiting' and needs = '')`,
 		"a marker with a position is of an event": `
 			select handler from kinora_markers where position <= 0`,
 		"sqlite itself": `select integrity_check from pragma_integrity_check where integrity_check <> 'ok'`,

@@ -17,7 +17,7 @@ import (
 const lastID = `9223372036854775807`
 
 // dueParked lists the first messages of due lanes of generation ?5, of the lanes ?4 or, if that is null, of all:
-// one of each lane, or up to ?3 of class held.
+// one of each lane, or up to ?3 of class held or with one of the needs ?6. Lanes that begin with one of these come first.
 const dueParked = `
 with due (id, lane, class, due_at) as materialized (
 	select id, lane, class, due_at from kinora_parked indexed by kinora_parked_due
@@ -30,9 +30,17 @@ with due (id, lane, class, due_at) as materialized (
 			where open = 1 and projector = ?1 and generation = ?5 and lane = unhex(j.value) order by id limit 1)
 		from json_each(?4) j)
 	order by due_at limit ?2),
+able (id, lane, class, due_at) as materialized (
+	select id, lane, 'held', 0 from kinora_parked p indexed by kinora_parked_needs
+	where open = 1 and needs <> '' and projector = ?1 and generation = ?5 and needs in (select value from json_each(?6)) and state = 'waiting' and due_at is null
+		and (?4 is null or hex(lane) in (select value from json_each(?4)))
+		and id = (
+			select id from kinora_parked f indexed by kinora_parked_lane
+			where f.open = 1 and f.projector = ?1 and f.generation = ?5 and f.lane = p.lane order by f.id limit 1)
+	limit ?2),
 front (id, due_at, others) as (
-	select p.id, due.due_at, sum(p.class <> 'held' or p.state <> 'waiting') over (partition by due.lane order by p.id)
-	from due cross join kinora_parked p on p.id in (
+	select p.id, due.due_at, sum(p.state <> 'waiting' or p.class <> 'held' and p.needs not in (select value from json_each(?6))) over (partition by due.lane order by p.id)
+	from (select * from able union all select * from due order by due_at limit ?2) due cross join kinora_parked p on p.id in (
 		select id from kinora_parked indexed by kinora_parked_lane
 		where open = 1 and projector = ?1 and generation = ?5 and lane = due.lane and id <= iif(due.class = 'held', ` + lastID + `, due.id)
 		order by id limit ?3))
@@ -46,10 +54,43 @@ func (d *Provider) Due(ctx context.Context, f provider.DueFilter) (due []provide
 	for i := 0; err == nil && i < len(f.Builds); i++ {
 		var listed []provider.Parked
 		b := f.Builds[i]
-		listed, err = parkedOf(ctx, d.reads, dueParked, b.Projector, max(f.Keys, 0), max(f.Each, 0), anyOf(f.Lanes), b.Number())
+		has := []string{}
+		for _, n := range f.Needs {
+			if n.Projector == b.Projector && n.Number() == b.Number() {
+				has = append(has, n.Needs)
+			}
+		}
+		listed, err = parkedOf(ctx, d.reads, dueParked, b.Projector, max(f.Keys, 0), max(f.Each, 0), anyOf(f.Lanes), b.Number(), jsonOf(has))
 		due = append(due, listed...)
 	}
 	return result(due, "list due messages", err)
+}
+
+// listNeeds walks the index from need to need.
+const listNeeds = `
+with recursive n (needs, i) as (
+	select min(needs), 1 from kinora_parked indexed by kinora_parked_needs where open = 1 and needs <> '' and projector = ?1 and generation = ?2
+	union all
+	select (select min(needs) from kinora_parked p indexed by kinora_parked_needs
+		where open = 1 and p.needs <> '' and projector = ?1 and generation = ?2 and p.needs > n.needs), i + 1 from n where n.needs is not null and i < ?3)
+select needs, (
+	select parked_at from kinora_parked p indexed by kinora_parked_needs
+	where open = 1 and p.needs <> '' and projector = ?1 and generation = ?2 and p.needs = n.needs order by id limit 1)
+from n where needs is not null order by needs`
+
+// Needs implements provider.Parking.
+func (d *Provider) Needs(ctx context.Context, builds []provider.Build) (all []provider.Need, err error) {
+	err = provider.CheckDueFilter(provider.DueFilter{Builds: builds})
+	for i := 0; err == nil && i < len(builds); i++ {
+		var listed []provider.Need
+		listed, err = rowsOf(ctx, d.reads, func(n *provider.Need) []any { return []any{&n.Needs, scanTime(&n.Since)} },
+			listNeeds, builds[i].Projector, builds[i].Number(), provider.MaxNeeds)
+		for j := range listed {
+			listed[j].Build = builds[i]
+		}
+		all = append(all, listed...)
+	}
+	return result(all, "list needs", err)
 }
 
 // tryParked counts an attempt at message ?1, if it is as it was listed, and postpones its lane by ?2 ms
@@ -168,7 +209,7 @@ func (d *DB) ParkedCount(ctx context.Context, projector string) (n int64, err er
 
 const (
 	parkedFields = `p.id, p.projector, p.generation, p.handler, nullif(p.handlers, '[]'), p.message_id, p.topic, p.key, p.lane, p.type,
-	p.class, p.code, p.error, p.attempts, p.version, p.parked_at, p.state, p.resolved_at, p.resolved_by, p.reason`
+	p.class, p.needs, p.code, p.error, p.attempts, p.version, p.parked_at, p.state, p.resolved_at, p.resolved_by, p.reason`
 
 	parkedColumns = parkedFields + `, (
 		select f.due_at from kinora_parked f indexed by kinora_parked_lane
@@ -182,7 +223,7 @@ func parkedOf(ctx context.Context, q querier, query string, args ...any) ([]prov
 		var handlers []byte
 		var headers, class, state string
 		err = rows.Scan(&p.Seq, &p.Projector, &p.Generation, &p.Handler, &handlers, &p.MessageID, &p.Topic, &p.Key, &p.Lane, &p.Type,
-			&class, &p.Code, &p.Error, &p.Attempts, &p.Version, scanTime(&p.At), &state, scanTime(&p.ResolvedAt), &p.By, &p.Reason, scanTime(&p.DueAt), &headers, &p.Payload)
+			&class, &p.Needs, &p.Code, &p.Error, &p.Attempts, &p.Version, scanTime(&p.At), &state, scanTime(&p.ResolvedAt), &p.By, &p.Reason, scanTime(&p.DueAt), &headers, &p.Payload)
 		p.Class, p.State = provider.ParseClass(class), provider.ParseParkedState(state)
 		p.Headers = decodeHeaders(headers)
 		// a row of another writer may have an invalid list

@@ -317,13 +317,25 @@ func (db *DB) Due(ctx context.Context, f provider.DueFilter) ([]provider.Parked,
 }
 
 func (s *session) due(b provider.Build, f provider.DueFilter) []provider.Parked {
-	var firsts []provider.Parked
+	return f.Due(s.firsts(b), func(first provider.Parked, n int) []provider.Parked { return s.front(b, first.Lane, n) }, s.now)
+}
+
+func (s *session) firsts(b provider.Build) (firsts []provider.Parked) {
 	for k := range lanes.under(s, buildKey(b)) {
 		if p, _ := parked.get(s, key(number(k))); len(firsts) == 0 || p.Lane != firsts[len(firsts)-1].Lane {
 			firsts = append(firsts, p)
 		}
 	}
-	return f.Due(firsts, func(first provider.Parked, n int) []provider.Parked { return s.front(b, first.Lane, n) }, s.now)
+	return firsts
+}
+
+func (db *DB) Needs(ctx context.Context, builds []provider.Build) ([]provider.Need, error) {
+	return query(ctx, db, "list needs", provider.CheckDueFilter(provider.DueFilter{Builds: builds}), func(s *session) (all []provider.Need) {
+		for _, b := range builds {
+			all = append(all, provider.NeedsOf(b, s.firsts(b))...)
+		}
+		return all
+	})
 }
 
 func (db *DB) Try(ctx context.Context, p provider.Parked, limit int, again time.Duration) (bool, error) {
