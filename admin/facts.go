@@ -157,7 +157,7 @@ func (f *Facts) projector(b provider.SurveyedBuild, generations []projector.Gene
 		}
 	}
 	for _, s := range f.Services {
-		if s.ExpiresAt.After(f.At) && slices.Contains(s.Projectors, b.Projector) {
+		if s.ExpiresAt.After(f.At) && s.Serves(b.Projector) {
 			p.Runners++
 			if s.Holder == p.Reader {
 				p.Reader = s.Process

@@ -272,11 +272,11 @@ func TestReplayWithoutTheDecoder(t *testing.T) {
 			time.Sleep(time.Minute)
 		}
 		require.Equal(t, []int{1}, noted(db, "a", "k"), "others are applied")
-		require.Equal(t, []string{"order 1 waiting transient no_decoder 1", "order 2 waiting held 0"}, rows(parked(t, db)))
+		require.Equal(t, []string{"order 1 waiting unable no_decoder 1", "order 2 waiting held 0"}, rows(parked(t, db)))
 		stop = run(t, db, f, projector.RunnerConfig{}, p)
 		time.Sleep(10 * time.Minute)
 		require.NoError(t, stop())
-		require.Equal(t, []string{"order 1 waiting transient no_decoder 1", "order 2 waiting held 0"}, rows(parked(t, db)))
+		require.Equal(t, []string{"order 1 waiting unable no_decoder 1", "order 2 waiting held 0"}, rows(parked(t, db)))
 		time.Sleep(time.Minute)
 		require.ErrorContains(t, p.ApplyParked(t.Context(), db, nil), "set RunnerConfig.Decode")
 

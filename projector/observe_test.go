@@ -135,7 +135,7 @@ func TestObserverReceivesSuspectsAndStuckMessages(t *testing.T) {
 		f.deliver(t, keyed("k", 1), msg("x", "who knows", "{}"))
 		time.Sleep(time.Minute)
 		require.NoError(t, stop())
-		require.ElementsMatch(t, []string{"parked p p/a: permanent", "parked p : unknown crashed", "parked p : permanent unregistered"}, d.read())
+		require.ElementsMatch(t, []string{"parked p p/a: permanent", "parked p : unknown crashed", "parked p : unable unregistered"}, d.read())
 	})
 }
 

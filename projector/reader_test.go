@@ -140,7 +140,7 @@ func TestUnregisteredTypeIsParkedWhileTheProjectorCatchesUp(t *testing.T) {
 		write(t, db, "k-1", 1)
 		f.deliver(t, keyed("foreign", 1))
 		time.Sleep(time.Second)
-		require.Equal(t, []string{"7f4b3a52-6e1d-4a8e-9c3f-000000000001 stuck permanent unregistered 1"}, rows(parked(t, db)))
+		require.Equal(t, []string{"7f4b3a52-6e1d-4a8e-9c3f-000000000001 waiting unable unregistered 0"}, rows(parked(t, db)))
 		require.Equal(t, upTo(1), noted(db, "a", "k-1"))
 		require.Equal(t, upTo(1), noted(db, "a", "foreign"))
 		require.Less(t, units.Load(), int64(20))
@@ -200,7 +200,7 @@ func TestCategoriesAddEventsOfUnregisteredTypes(t *testing.T) {
 		require.NoError(t, stop())
 		require.Equal(t, upTo(1), noted(db, "a", "k-1"))
 		require.Equal(t, upTo(1), noted(db, "a", "other-1"))
-		require.Equal(t, []string{"7f4b3a52-6e1d-4a8e-9c3f-000000000000 stuck permanent unregistered 1"}, rows(parked(t, db)))
+		require.Equal(t, []string{"7f4b3a52-6e1d-4a8e-9c3f-000000000000 waiting unable unregistered 0"}, rows(parked(t, db)))
 	})
 }
 

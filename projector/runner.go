@@ -106,6 +106,9 @@ func (r *Runner) share(store model.Store, own provider.Log) {
 		Config: r.cfg.model(), ID: uuid.NewString(), Store: store, Follow: pauses.NewSignal(), Scan: pauses.NewSignal(), Halt: r.halt,
 		Paused: func(projector string) bool { return r.presence.IsPaused(provider.PauseProjector, projector) },
 	}
+	if registry := provider.OperationsOf(store); registry != nil {
+		h.Others = registry.Services
+	}
 	h.Leases = lease.Keeper{Leases: store, Holder: h.ID, Length: h.Lease, Timeout: h.Timeout, Clock: h.Clock}
 	events := cmp.Or(r.src.log, r.cfg.Log, own)
 	if !r.src.isZero() {
@@ -145,7 +148,7 @@ func (r *Runner) feeder(projector string) *feed.Feeder {
 func (r *Runner) reportSelf() provider.ServiceReport {
 	report := provider.ServiceReport{ID: r.host.ID, Kind: "runner", Holder: r.host.ID, Version: r.cfg.Version, Outages: r.brakes.List()}
 	for _, f := range r.all.Feeders {
-		report.Projectors = append(report.Projectors, f.Projector.Name)
+		report.Can = append(report.Can, provider.Capability{Projector: f.Projector.Name, Version: f.Projector.Version, Has: f.Projector.Has})
 	}
 	return report
 }

@@ -57,6 +57,8 @@ type Registry interface {
 	// zero records a clean end: the row is deleted. Rows of other services are deleted when their
 	// leases ended longer than ReportKept ago. A crash of the database may lose the rows.
 	Report(ctx context.Context, r ServiceReport, lease time.Duration) error
+	// Services returns the services that are alive, at most MaxServices.
+	Services(ctx context.Context) ([]ServiceReport, error)
 	// Pauses returns what is paused, in order of kind and name.
 	Pauses(ctx context.Context) ([]Pause, error)
 	// SetPause pauses p, or resumes it if paused is false, and adds an Act, which is done. It returns false,
@@ -64,8 +66,11 @@ type Registry interface {
 	SetPause(ctx context.Context, p Pause, paused bool) (bool, error)
 }
 
-// ReportKept is how long the report of a service is kept after it ended without a clean end.
-const ReportKept = time.Hour
+// Limits of the reports of services.
+const (
+	ReportKept  = time.Hour // how long one is kept after the service ended without a clean end
+	MaxServices = 1000      // that Registry.Services returns
+)
 
 // ServiceReport is what a service reports about itself.
 type ServiceReport struct {
@@ -74,8 +79,8 @@ type ServiceReport struct {
 	Holder     string   `json:"holder"`  // its name in claims and leases
 	Process    string   `json:"process"` // host and process id
 	Version    string   `json:"version,omitempty"`
-	Projectors []string `json:"projectors,omitempty"` // that a runner applies messages to
-	Outages    []Outage `json:"outages,omitempty"`
+	Can        []Capability `json:"can,omitempty"` // of a runner: by projector
+	Outages    []Outage     `json:"outages,omitempty"`
 	// Clock is the time of the service when it sent the report. In a Survey it is Skew: how far that clock
 	// was ahead of the store's when the report arrived, the way to the store included.
 	Clock time.Time     `json:"-"`
@@ -84,6 +89,30 @@ type ServiceReport struct {
 	StartedAt time.Time `json:"started_at"`
 	SeenAt    time.Time `json:"seen_at"`
 	ExpiresAt time.Time `json:"expires_at"` // in the past: it ended without a clean end
+}
+
+// Capability is what a runner can do for a projector.
+type Capability struct {
+	Projector string   `json:"projector"`
+	Version   int      `json:"version"` // projector.Options.Version
+	Has       []string `json:"has"`     // of what messages may need (Parked.Needs), sorted
+}
+
+// Serves reports whether a runner applies messages to a projector.
+func (r *ServiceReport) Serves(projector string) bool {
+	return slices.ContainsFunc(r.Can, func(c Capability) bool { return c.Projector == projector })
+}
+
+// Served names what a service works for: a projector and, unless it is 1, its version.
+func (r *ServiceReport) Served() (names []string) {
+	for _, c := range r.Can {
+		name := c.Projector
+		if c.Version > 1 {
+			name += fmt.Sprintf(" (version %d)", c.Version)
+		}
+		names = append(names, name)
+	}
+	return names
 }
 
 // Outage is why a service waits by itself: a relay claims no entries of a topic while every publish fails, and a worker

@@ -63,7 +63,7 @@ func (h *Handler) act(ctx context.Context, q *query, v viewer) (*view, error) {
 			return nil, err
 		}
 		runs := slices.ContainsFunc(f.Services, func(s provider.ServiceReport) bool {
-			return s.ExpiresAt.After(f.At) && slices.Contains(s.Projectors, a.Name)
+			return s.ExpiresAt.After(f.At) && s.Serves(a.Name)
 		})
 		p.Live[0].Note = "A runner takes it up within about a second. This page shows the outcome; without JavaScript, reload it."
 		if !runs {

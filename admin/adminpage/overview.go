@@ -144,7 +144,7 @@ func (h *Handler) services(ctx context.Context, _ *query, v viewer) (*view, erro
 			outages = append(outages, what+" ("+strings.TrimSpace(o.Class+" "+o.Code)+")")
 		}
 		services.Rows = append(services.Rows, []cell{plain(s.Kind), plain(s.Process), state, plain(s.Version), at(s.StartedAt), at(s.SeenAt),
-			plain(strings.Join(s.Projectors, ", ")), plain(strings.Join(outages, ", "))})
+			plain(strings.Join(s.Served(), ", ")), plain(strings.Join(outages, ", "))})
 	}
 	waits := &table{Label: "Who waits for whom", Head: []string{"Who", "Waits for", "Application", "User", "State", "Open since", "Ends it"}, Empty: "No one waits for an open transaction."}
 	if v.payloads {

@@ -33,11 +33,23 @@ func (db *Provider) Report(ctx context.Context, r provider.ServiceReport, lease 
 		if before, ok := s.services.get(r.ID); ok {
 			r.StartedAt = before.StartedAt
 		}
-		r.Projectors, r.Outages = slices.Clone(r.Projectors), slices.Clone(r.Outages)
+		r.Can, r.Outages = slices.Clone(r.Can), slices.Clone(r.Outages)
 		s.services = s.services.put(r.ID, r)
 		return struct{}{}, nil
 	})
 	return err
+}
+
+// Services implements provider.Registry.
+func (db *Provider) Services(ctx context.Context) ([]provider.ServiceReport, error) {
+	return query(ctx, db, "list services", nil, func(s *state, now time.Time) (alive []provider.ServiceReport) {
+		for _, r := range s.services.from("") {
+			if r.ExpiresAt.After(now) && len(alive) < provider.MaxServices {
+				alive = append(alive, r)
+			}
+		}
+		return alive
+	})
 }
 
 // Pauses implements provider.Registry.

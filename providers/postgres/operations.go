@@ -34,6 +34,9 @@ on conflict on constraint services_pkey do update set
 	servicesSQL = `
 select id, kind, holder, data, skew, started_at, seen_at, expires_at from kinora.services order by kind, holder, id limit $1::int`
 
+	aliveSQL = `
+select id, kind, holder, data, skew, started_at, seen_at, expires_at from kinora.services where expires_at > clock_timestamp() order by seen_at desc limit $1::int`
+
 	pausesSQL = `select kind, name, paused_by, reason, paused_at from kinora.pauses order by kind, name`
 
 	pauseSQL = `
@@ -72,6 +75,12 @@ func scanService(row pgx.CollectableRow) (r provider.ServiceReport, err error) {
 	r.ID, r.Kind, r.Holder, r.Skew = id, kind, holder, time.Duration(skew)*time.Microsecond
 	r.StartedAt, r.SeenAt, r.ExpiresAt = started, seen, expires
 	return r, nil
+}
+
+// Services implements provider.Registry.
+func (db *Provider) Services(ctx context.Context) ([]provider.ServiceReport, error) {
+	all, err := read(ctx, db, "list services", nil, scanService, aliveSQL, planned, provider.MaxServices)
+	return all, classifyOwn(ctx, err)
 }
 
 // Pauses implements provider.Registry.

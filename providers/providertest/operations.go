@@ -63,7 +63,7 @@ func (s *stage) services() []provider.ServiceReport {
 
 func (s *stage) report(id string, lease time.Duration) {
 	s.Helper()
-	r := provider.ServiceReport{ID: s.name + id, Kind: "runner", Holder: "h'" + id, Process: "host/1", Version: "v1", Projectors: []string{"a", "b"},
+	r := provider.ServiceReport{ID: s.name + id, Kind: "runner", Holder: "h'" + id, Process: "host/1", Version: "v1", Can: []provider.Capability{{Projector: "a", Version: 2, Has: []string{"event b 1"}}},
 		Outages: []provider.Outage{{Topic: "t", Class: "refused", Until: time.Unix(77, 0).UTC()}, {Projector: "p", Handler: "h", Class: "unknown", Code: "08001", Until: time.Unix(78, 0).UTC()}}, Clock: time.Now()}
 	s.ok(s.operations().Report(s.ctx, r, lease), "report")
 }
@@ -76,13 +76,28 @@ func reports(s *stage) {
 	all := s.services()
 	same(s, "number of services", len(all), 2)
 	r := all[0]
-	same(s, "report", []any{r.ID, r.Kind, r.Holder, r.Process, r.Version, r.Projectors, r.Outages}, []any{s.name + "1", "runner", "h'1", "host/1", "v1", []string{"a", "b"},
+	same(s, "report", []any{r.ID, r.Kind, r.Holder, r.Process, r.Version, r.Can, r.Outages}, []any{s.name + "1", "runner", "h'1", "host/1", "v1", []provider.Capability{{Projector: "a", Version: 2, Has: []string{"event b 1"}}},
 		[]provider.Outage{{Topic: "t", Class: "refused", Until: time.Unix(77, 0).UTC()}, {Projector: "p", Handler: "h", Class: "unknown", Code: "08001", Until: time.Unix(78, 0).UTC()}}})
 	up, left := r.SeenAt.Sub(r.StartedAt), r.ExpiresAt.Sub(r.SeenAt)
 	s.require(up > 9*time.Minute && up < 10*time.Minute+patience.Limit(), "it started at %v, ten minutes before %v", r.StartedAt, r.SeenAt)
 	s.require(left > 59*time.Minute && left < 61*time.Minute, "its lease ends at %v, an hour after %v", r.ExpiresAt, r.SeenAt)
+	alive := func(after time.Duration) (ids []string) {
+		s.advance(after)
+		all, err := s.operations().Services(s.ctx)
+		s.ok(err, "list services")
+		for _, r := range all {
+			if strings.HasPrefix(r.ID, s.name) {
+				ids = append(ids, strings.TrimPrefix(r.ID, s.name))
+			}
+		}
+		slices.Sort(ids)
+		return ids
+	}
+	same(s, "alive", alive(0), []string{"1", "2"})
 	s.report("1", 0)
 	same(s, "after a clean end", len(s.services()), 1)
+	same(s, "alive after a clean end", alive(0), []string{"2"})
+	same(s, "alive after the lease", alive(2*time.Hour), nil)
 	s.report("1", 0) // again
 	s.report("2", 0)
 }

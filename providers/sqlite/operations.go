@@ -19,6 +19,9 @@ on conflict (id) do update set kind = excluded.kind, holder = excluded.holder, d
 
 	forgetServices = `delete from kinora_services where (id = ?1 and ?2) or (id <> ?1 and expires_at < ` + clock + ` - ?3)`
 
+	aliveServices = `
+select id, kind, holder, data, skew, started_at, seen_at, expires_at from kinora_services where expires_at > ` + clock + ` order by seen_at desc limit ?1`
+
 	listServices = `select id, kind, holder, data, skew, started_at, seen_at, expires_at from kinora_services order by kind, holder, id limit ?1`
 
 	listPauses = `select kind, name, paused_by, reason, paused_at from kinora_pauses order by kind, name`
@@ -41,7 +44,7 @@ func (d *Provider) Report(ctx context.Context, r provider.ServiceReport, lease t
 	return wrap("report a service", err)
 }
 
-func servicesOf(ctx context.Context, q querier, limit int) ([]provider.ServiceReport, error) {
+func servicesOf(ctx context.Context, q querier, query string, limit int) ([]provider.ServiceReport, error) {
 	return collect(ctx, q, func(rows *sql.Rows) (r provider.ServiceReport, err error) {
 		var data string
 		var is provider.ServiceReport
@@ -50,7 +53,13 @@ func servicesOf(ctx context.Context, q querier, limit int) ([]provider.ServiceRe
 		r.ID, r.Kind, r.Holder, r.Skew = is.ID, is.Kind, is.Holder, is.Skew*time.Millisecond
 		r.StartedAt, r.SeenAt, r.ExpiresAt = is.StartedAt, is.SeenAt, is.ExpiresAt
 		return r, err
-	}, listServices, limit)
+	}, query, limit)
+}
+
+// Services implements provider.Registry.
+func (d *Provider) Services(ctx context.Context) ([]provider.ServiceReport, error) {
+	all, err := servicesOf(ctx, d.reads, aliveServices, provider.MaxServices)
+	return result(all, "list services", err)
 }
 
 // Pauses implements provider.Registry.
@@ -275,7 +284,7 @@ func (d *Provider) survey(ctx context.Context, limit int) (s provider.Survey, er
 	s.Tasks, errs[1] = heldCounts[provider.TaskStatus](ctx, d.reads, surveyTasks, limit)
 	s.DueTasks, errs[2] = rowsOf(ctx, d.reads, func(t *provider.DueTask) []any { return []any{&t.Kind, scanTime(&t.Due)} }, surveyDue)
 	s.Leases, errs[3] = rowsOf(ctx, d.reads, func(l *provider.NamedLease) []any { return []any{&l.Name, &l.Holder, scanTime(&l.ExpiresAt)} }, surveyLeases, limit)
-	s.Services, errs[4] = servicesOf(ctx, d.reads, limit)
+	s.Services, errs[4] = servicesOf(ctx, d.reads, listServices, limit)
 	s.InFlight = map[string]int64{}
 	errs[5] = count(ctx, d.reads, s.InFlight, surveyInFlight, limit)
 	return s, cmp.Or(errs[:]...)

@@ -40,8 +40,8 @@ func (c *markersLsCmd) Run(ctx context.Context, app *App) error {
 		runners := map[string]int{}
 		for _, s := range f.Services {
 			if s.ExpiresAt.After(f.At) {
-				for _, p := range s.Projectors {
-					runners[p]++
+				for _, c := range s.Can {
+					runners[c.Projector]++
 				}
 			}
 		}

@@ -226,7 +226,7 @@ func (a *App) follow(ctx context.Context, ops *admin.Admin, name string, n int, 
 // runs reports whether a runner of the projector is alive.
 func runs(f *admin.Facts, name string) bool {
 	return slices.ContainsFunc(f.Services, func(s provider.ServiceReport) bool {
-		return s.ExpiresAt.After(f.At) && slices.Contains(s.Projectors, name)
+		return s.ExpiresAt.After(f.At) && s.Serves(name)
 	})
 }
 

@@ -62,7 +62,7 @@ func printStatus(w io.Writer, f *admin.Facts) {
 			if !s.ExpiresAt.After(f.At) {
 				state = "gone"
 			}
-			return []string{s.Kind, s.Process, state, s.Version, at(s.StartedAt), at(s.SeenAt), strings.Join(s.Projectors, ", ")}
+			return []string{s.Kind, s.Process, state, s.Version, at(s.StartedAt), at(s.SeenAt), strings.Join(s.Served(), ", ")}
 		})
 	}
 	if len(f.Waits) > 0 {

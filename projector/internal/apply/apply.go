@@ -168,7 +168,11 @@ func (a *Applier) retry(ctx context.Context, r *running, v verdict, d *unit.Done
 		r.tries++
 		a.PauseUnit(ctx, len(u.Messages), r.tries, err)
 	case setAside:
-		SetAside(u.Messages[max(at, 0)], d, err, 1)
+		m, attempts := u.Messages[max(at, 0)], 1
+		if m.Parked != nil { // it may have failed before it waited for this program
+			attempts += m.Parked.Attempts
+		}
+		SetAside(m, d, err, attempts)
 		if isOnly(err) {
 			msgs = append(a.finishOthers(ctx, r.owner, d, at), msgs[len(u.Messages):]...)
 		}

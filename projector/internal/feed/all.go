@@ -24,8 +24,7 @@ import (
 type All struct {
 	Host    *model.Host
 	Feeders []*Feeder
-	// Undecoded: a message that is due requires a decoder, which this runner has not.
-	Undecoded bool
+	needs   needs
 }
 
 // Pauses between two looks at the generations: while a rebuild is going on, and otherwise.
@@ -188,6 +187,9 @@ func (a *All) DispatchDue(ctx context.Context) (some bool, err error) {
 	}
 	ctx, cancel := a.Host.Limited(ctx)
 	defer cancel()
+	if due.Needs, err = a.needs.of(ctx, a.Host, all, due.Builds); err != nil {
+		return some, err
+	}
 	rows, err := a.Host.Store.Due(ctx, due)
 	if err != nil {
 		return some, err
@@ -205,39 +207,21 @@ func (a *All) DispatchDue(ctx context.Context) (some bool, err error) {
 			return some, err
 		}
 		some = true
-		a.Undecoded = a.Undecoded || slices.ContainsFunc(msgs, func(m *model.Message) bool {
-			return m.Aside != nil && errors.Is(m.Aside.Cause, model.ErrNoDecoder)
-		})
 		c.pool.GiveDue(msgs)
 	}
 	return some, nil
 }
 
 const (
-	reviveEvery = 10 * time.Second
-	pruneEach   = 6   // prune once per this number of revivals
-	pruneLimit  = 500 // rows of each kind per transaction
+	pruneEvery = time.Minute
+	pruneLimit = 500 // rows of each kind per transaction
 )
 
-// Maintain revives parked messages and prunes old rows until ctx ends. Markers that are older than window are deleted.
+// Maintain prunes old rows until ctx ends. Markers that are older than window are deleted.
 func (a *All) Maintain(ctx context.Context, window time.Duration) {
-	for n := 0; ctx.Err() == nil; n++ {
-		a.revive(ctx)
-		if n%pruneEach == 0 {
-			a.prune(ctx, window)
-			a.clearRetired(ctx)
-		}
-		model.Wait(ctx, reviveEvery)
-	}
-}
-
-// revive makes messages due that other programs parked because they did not have the type or the
-// handler, if this program has it.
-func (a *All) revive(ctx context.Context) {
-	for _, c := range a.feeding() {
-		if err := c.parked.Revive(ctx, c.current.Load().Build); err != nil && ctx.Err() == nil {
-			a.Host.Report(slog.LevelWarn, "parked messages of unknown types not revived", err, "projector", c.feeder.Projector.Name)
-		}
+	for ; ctx.Err() == nil; model.Wait(ctx, pruneEvery) {
+		a.prune(ctx, window)
+		a.clearRetired(ctx)
 	}
 }
 
@@ -280,7 +264,7 @@ func (f *Feeder) pruneRows(ctx context.Context, b provider.Build, what string, p
 		return n > 0 && ctx.Err() == nil, err
 	})
 	if err != nil && ctx.Err() == nil {
-		h.Report(slog.LevelWarn, what+" not deleted", err, "projector", f.Projector.Name, "again_in", pruneEach*reviveEvery)
+		h.Report(slog.LevelWarn, what+" not deleted", err, "projector", f.Projector.Name, "again_in", pruneEvery)
 	}
 }
 
@@ -310,17 +294,17 @@ func (a *All) clearRetired(ctx context.Context) {
 // ErrFinished: no parked message is due.
 var ErrFinished = errors.New("nothing is due")
 
-// Finish dispatches due messages until nothing is due, and returns ErrFinished, or model.ErrNoDecoder.
+// Finish dispatches due messages until nothing is due. It returns ErrFinished, or an error of ClassUnable if messages need
+// what this program lacks.
 func (a *All) Finish(ctx context.Context) error {
-	for a.revive(ctx); ctx.Err() == nil; model.Wait(ctx, model.Soon) {
+	for ; ctx.Err() == nil; model.Wait(ctx, model.Soon) {
+		a.needs.read = time.Time{}
 		some, err := a.DispatchDue(ctx)
 		switch {
 		case err != nil:
 			return err
-		case !some && a.Undecoded:
-			return model.ErrNoDecoder
 		case !some:
-			return ErrFinished
+			return cmp.Or(a.needs.lack, ErrFinished)
 		}
 	}
 	return nil

@@ -32,7 +32,9 @@ type crew struct {
 	asker    *sent.Asker
 	parked   *parked.Parked
 	pool     *deliver.Pool
-	post     *follow.Post  // nil: it reads no log
+	post     *follow.Post // nil: it reads no log
+	yield    follow.Yield
+	wanted   atomic.Int64  // when messages were seen last that waited for this program, in nanoseconds
 	resplit  pauses.Signal // the segments have changed
 	assigned pauses.Signal // the crew feeds another generation
 	stop     func()        // returns when its goroutines have ended
@@ -72,7 +74,7 @@ func (c *crew) newPost(segment int) *follow.Post {
 	return &follow.Post{
 		Host: f.Host, Projector: f.Projector, Handlers: f.handlers, Current: &c.current,
 		Applier: c.applier(cmp.Or(f.Host.Batch, model.LogBatch), group, asker),
-		Parked:  c.parked, Missed: f.Missed, Resplit: c.resplit, Segment: segment, Token: claim.NewToken(), Pace: rebuild.Pace,
+		Parked:  c.parked, Missed: f.Missed, Yield: &c.yield, Resplit: c.resplit, Segment: segment, Token: claim.NewToken(), Pace: rebuild.Pace,
 	}
 }
 
@@ -117,6 +119,8 @@ func (c *crew) read(ctx, hard context.Context) {
 		case errors.Is(err, model.ErrLogChanged), errors.Is(err, provider.ErrEnded) && c.feeder.Kept: // no other generation follows
 			h.End(err)
 			return
+		case errors.Is(err, follow.ErrYields):
+			model.Wait(ctx, follow.YieldFor)
 		case errors.Is(err, follow.ErrOlder):
 			// At a random time: a newer program asks for the lease at fixed intervals, and must not find
 			// it taken each time.
@@ -132,7 +136,7 @@ func (c *crew) read(ctx, hard context.Context) {
 		default:
 			_, _ = h.ReadLogID(ctx) // deliveries require it
 			pause := h.Lease / 3
-			if !g.IsLive() {
+			if !g.IsLive() || h.Clock().Sub(time.Unix(0, c.wanted.Load())) < h.Lease {
 				pause = min(followFast, pause)
 			}
 			model.Wait(ctx, pause)
@@ -187,7 +191,7 @@ func (c *crew) serve(ctx, hard context.Context, p *follow.Post, g *generation.Ro
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case errors.Is(err, provider.ErrFenced), errors.Is(err, model.ErrLogChanged), errors.Is(err, provider.ErrEnded):
+		case errors.Is(err, provider.ErrFenced), errors.Is(err, model.ErrLogChanged), errors.Is(err, provider.ErrEnded), errors.Is(err, follow.ErrYields):
 			return err
 		case errors.Is(err, follow.ErrServer), errors.Is(err, sent.ErrTurn):
 			pause = readMin

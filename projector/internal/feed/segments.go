@@ -108,17 +108,22 @@ func (s *sharing) look(ctx, hard context.Context) (pause time.Duration, err erro
 		return pause, nil
 	}
 	s.of = g.Build
-	if now := h.Clock(); now.Sub(s.announced) >= h.Lease/4 {
+	names, err := h.Store.LeaseNames(limited, follow.SegmentLeases(s.of))
+	if err != nil {
+		return pause, err
+	}
+	now, seen := h.Clock(), s.seen(names, c.Split())
+	if s.yield.Left(now, h.Lease) && slices.ContainsFunc(seen.Runners, func(id string) bool { return id != seen.Runner }) {
+		s.leave(ctx)
+		return pause, nil
+	}
+	if now.Sub(s.announced) >= h.Lease/4 {
 		if _, err := h.Leases.Acquire(ctx, s.announcement(), s.token); err != nil {
 			return pause, err
 		}
 		s.announced = now
 	}
-	names, err := h.Store.LeaseNames(limited, follow.SegmentLeases(s.of))
-	if err != nil {
-		return pause, err
-	}
-	has, quota, err := s.take(ctx, hard, g, s.seen(names, c.Split()))
+	has, quota, err := s.take(ctx, hard, g, seen)
 	if has < quota {
 		pause = min(h.Lease/10, pause)
 	}
@@ -186,7 +191,7 @@ func (s *sharing) takeOne(ctx, hard context.Context, g *generation.Row, number i
 		err := h.Leases.Hold(work, p.Lease(g), p.Token, func(ctx context.Context) error { return s.serve(ctx, hard, p, g, nil) })
 		switch {
 		case err == nil, work.Err() != nil:
-		case errors.Is(err, provider.ErrFenced): // by a new split, for example
+		case errors.Is(err, provider.ErrFenced), errors.Is(err, follow.ErrYields): // by a new split, for example
 			model.Wait(work, fencedPause)
 		case errors.Is(err, model.ErrLogChanged):
 			h.End(err)

@@ -30,6 +30,7 @@ type Post struct {
 	Applier   *apply.Applier
 	Parked    *parked.Parked
 	Missed    *Missed
+	Yield     *Yield
 	Resplit   pauses.Signal // sent when the segments have changed
 	Segment   int           // its number; 0: all events, or none while there are segments
 	Token     claim.Token

@@ -89,7 +89,11 @@ func (r *Reader) setMode(ctx context.Context, mode provider.Mode) error {
 // Ready does what is due before a step: it verifies the log, and records progress. If ready is false, no step follows;
 // more says whether the next call can follow at once.
 func (r *Reader) Ready(ctx, hard context.Context, g *generation.Row) (ready, more bool, err error) {
-	if now := r.Host.Clock(); now.Sub(r.cursor.verified) > r.Host.Lease/3 {
+	now := r.Host.Clock()
+	if r.Yield.Left(now, YieldFor) {
+		return false, false, ErrYields
+	}
+	if now.Sub(r.cursor.verified) > r.Host.Lease/3 {
 		if err := r.verifyLog(ctx, r.Build, r.at); err != nil {
 			return false, false, err
 		}

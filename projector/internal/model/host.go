@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -41,6 +43,24 @@ type Host struct {
 	Halt func(context.Context)
 	// Paused reports whether an operator has paused a projector.
 	Paused func(projector string) bool
+	// Others returns the services that are alive. nil: the store does not know them.
+	Others func(ctx context.Context) ([]provider.ServiceReport, error)
+}
+
+// Able returns whether another program that is alive has all that a projector of this one has, feeds the generation too,
+// and also has a need. An error of the store counts as no.
+func (h *Host) Able(ctx context.Context, p *Projector, g *generation.Row, needs string) bool {
+	if h.Others == nil {
+		return false
+	}
+	ctx, cancel := h.Limited(ctx)
+	defer cancel()
+	all, _ := h.Others(ctx)
+	return slices.ContainsFunc(all, func(s provider.ServiceReport) bool {
+		return s.ID != h.ID && slices.ContainsFunc(s.Can, func(c provider.Capability) bool {
+			return c.Projector == p.Name && g.Takes(c.Version) && missing(c.Has, needs) == "" && missing(c.Has, strings.Join(p.Has, "\n")) == ""
+		})
+	})
 }
 
 // Store is a provider without Units.
@@ -191,7 +211,7 @@ func EachParked(ctx context.Context, s provider.Parking, f provider.ParkedFilter
 const (
 	CodeMalformed    = "malformed"    // the headers are not those of a published event, or the Decoder failed
 	CodeNoDecoder    = "no_decoder"   // a Decoder has read it before, and this runner has none
-	CodeUnregistered = "unregistered" // the type or its version is not registered; due once it is
+	CodeUnregistered = "unregistered" // the type or its schema version is not registered
 	CodeUndecodable  = "undecodable"  // the data cannot be decoded as its type
 	CodeNoHandler    = "no_handler"   // it was parked for a handler that this program does not have
 	CodeNoEvent      = "no_event"     // the log does not have the event: it was restored from a backup, or the message is forged
@@ -211,17 +231,23 @@ var (
 
 // Reasons why a message is set aside.
 var (
-	ErrNoHandler = permanent(CodeNoHandler, "this program does not have the handler of the message")
-	ErrNoDecoder = &provider.Error{
-		Class: provider.ClassTransient, Code: CodeNoDecoder,
-		Err: errors.New("the message is of other software: set RunnerConfig.Decode to the decoder of its runner"),
-	}
 	ErrNoEvent  = permanent(CodeNoEvent, "the log no longer has the event: it was probably restored from a backup")
 	ErrNotInLog = permanent(CodeNoEvent, "the log has no event with this id: the message is forged, or its source must not be Untrusted")
 )
 
 func permanent(code, text string) *provider.Error {
 	return &provider.Error{Class: provider.ClassPermanent, Code: code, Err: errors.New(text)}
+}
+
+// What this program lacks to apply a message.
+var (
+	ErrNoType    = unable(CodeUnregistered, "this program does not have the type of the event, or not its schema version")
+	ErrNoHandler = unable(CodeNoHandler, "this program does not have the handler of the message")
+	ErrNoDecoder = unable(CodeNoDecoder, "the message is of other software: set RunnerConfig.Decode to the decoder of its runner")
+)
+
+func unable(code, text string) *provider.Error {
+	return &provider.Error{Class: provider.ClassUnable, Code: code, Err: errors.New(text)}
 }
 
 // Undecodable returns the error of an event that this program cannot decode, nil if err is nil.

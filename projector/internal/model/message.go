@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -99,6 +100,7 @@ type Message struct {
 // Aside is why a message is set aside.
 type Aside struct {
 	Cause    error
+	Needs    string // provider.Parked.Needs
 	Handler  string // the handler that failed
 	Attempts int
 }
@@ -146,13 +148,39 @@ func (p *Projector) Accept(d *Received, parked *provider.Parked) *Message {
 	if parked == nil && ignored && (d.IsUnknown || d.Malformed == nil) {
 		return nil
 	}
-	if cause := p.take(m, known, names); cause != nil {
-		if cause == ErrNoDecoder { //nolint:errorlint // it is never wrapped
-			attempts = parked.Attempts
-		}
+	cause := p.take(m, known, names)
+	switch needs := m.needs(names); {
+	case cause == nil:
+	case provider.ClassOf(cause) != provider.ClassUnable:
 		m.Aside = &Aside{Cause: cause, Attempts: attempts}
+	case len(needs) > provider.MaxNeedBytes: // no program has that
+		m.Aside = &Aside{Cause: permanent(provider.CodeOf(cause), cause.Error()), Attempts: attempts}
+	default:
+		m.Aside = &Aside{Cause: cause, Needs: needs}
+		if parked != nil {
+			m.Aside.Attempts = parked.Attempts
+		}
 	}
 	return m
+}
+
+// needs returns what a program must have to apply a message: Parked.Needs. names are those of the handlers that it is
+// parked for, if there are any.
+func (m *Message) needs(names []string) string {
+	var all []string
+	if m.Malformed != nil || m.IsForeign {
+		all = append(all, provider.NeedDecoder)
+	}
+	eventType := m.Raw.Type
+	if m.Malformed != nil && m.Parked != nil {
+		eventType = m.Parked.Type // its decoder has read that before
+	} else {
+		all = append(all, provider.NeedEvent(eventType, max(m.Raw.Schema, 1)))
+	}
+	for _, name := range names {
+		all = append(all, provider.NeedHandler(name, eventType))
+	}
+	return strings.Join(slices.Compact(slices.Sorted(slices.Values(all))), "\n")
 }
 
 // take sets the handlers of a message: those with one of names, if there are names. It returns why the message cannot be
@@ -167,14 +195,60 @@ func (p *Projector) take(m *Message, known bool, names []string) error {
 	case m.Malformed != nil:
 		m.Mark = m.Mark && provider.CheckText("message id", m.ID, provider.MaxIDBytes) == nil // else no store has its marker
 		return &provider.Error{Class: provider.ClassPermanent, Code: CodeMalformed, Err: m.Malformed}
-	case !known:
+	case !known && provider.CheckText("type", m.Raw.Type, provider.MaxIDBytes) != nil: // no program can register it
 		return Undecodable(eventstore.ErrUnregistered)
+	case !known:
+		return ErrNoType
 	}
 	var has bool
 	if m.Handlers, has = p.HandlersFor(m.Raw.Type, names); !has {
 		return ErrNoHandler
 	}
+	if m.Raw.Schema > p.Types.Newest(m.Raw.Type) {
+		return ErrNoType
+	}
 	return nil
+}
+
+// has returns what this program has of what messages may need, sorted.
+func (p *Projector) has() (all []string) {
+	if p.Rules.Decodes {
+		all = append(all, provider.NeedDecoder)
+	}
+	for _, eventType := range append(p.Types.Names(), eventstore.TypeEnded) {
+		for schema := range p.Types.Newest(eventType) {
+			all = append(all, provider.NeedEvent(eventType, schema+1))
+		}
+		for _, h := range p.ByType[eventType] {
+			for _, name := range h.Names() {
+				all = append(all, provider.NeedHandler(name, eventType))
+			}
+		}
+	}
+	return slices.Compact(slices.Sorted(slices.Values(all)))
+}
+
+// Lacks returns why this program does not have what a message needs, or nil.
+func (p *Projector) Lacks(needs string) error {
+	switch one := missing(p.Has, needs); {
+	case one == "":
+		return nil
+	case one == provider.NeedDecoder:
+		return ErrNoDecoder
+	case strings.HasPrefix(one, "handler "):
+		return ErrNoHandler
+	}
+	return ErrNoType
+}
+
+// missing returns the first of Parked.Needs that a sorted list does not have, or "".
+func missing(has []string, needs string) string {
+	for one := range strings.SplitSeq(needs, "\n") {
+		if _, ok := slices.BinarySearch(has, one); !ok {
+			return one
+		}
+	}
+	return ""
 }
 
 // LacksDecoder reports whether a decoder has read a parked message before, and this runner has none.
@@ -224,7 +298,7 @@ func (m *Message) Row(b provider.Build, fresh []bool, class provider.Class, code
 			row.Headers[headerReplayed] = "true" // the map belongs to the row: deliveries are not replayed
 		}
 	}
-	row.Class, row.Code, row.Version = class, code, version
+	row.Class, row.Needs, row.Code, row.Version = class, "", code, version
 	named := len(row.Handlers) > 0
 	for j, h := range m.Handlers {
 		if !named && fresh[j] { // the unit writes its marker, so only this field lists it

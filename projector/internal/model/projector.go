@@ -32,8 +32,12 @@ type Projector struct {
 	Creates bool     // it has OnCreate
 	Resets  bool     // it has OnReset
 	Logged  bool     // a reader of the log applies its events
+	Has     []string // of what messages may need (provider.Parked.Needs), sorted
 	Do      Do
 }
+
+// Complete sets what follows from the other fields.
+func (p *Projector) Complete() { p.Has = p.has() }
 
 // Rules are the other options of a projector, and those of its runner that concern its messages.
 type Rules struct {

@@ -21,7 +21,6 @@ type Parked struct {
 	Host      *model.Host
 	Projector *model.Projector
 	Receiver  *model.Receiver
-	revived   map[int64]int // by Seq: how often a message that may be revived was seen
 }
 
 type replaying struct {
@@ -39,8 +38,8 @@ func (o *replaying) Committed(_ context.Context, d *unit.Done) error {
 
 func (o *replaying) Waiting(context.Context, context.Context, []provider.Lane) {}
 
-// Replay applies due parked messages. Those that only wait behind others run in units of many,
-// all others alone, and their attempts are counted before they run. It reports whether the state
+// Replay applies due parked messages. Those that only wait behind others, or waited for this program, run in units of
+// many, all others alone, and their attempts are counted before they run. It reports whether the state
 // of any message changed.
 func (p *Parked) Replay(ctx, hard context.Context, by *apply.Applier, g *generation.Row, msgs []*model.Message) (progress bool) {
 	if !p.can(ctx, g.Build) {
@@ -48,9 +47,11 @@ func (p *Parked) Replay(ctx, hard context.Context, by *apply.Applier, g *generat
 	}
 	var waiting, failed []*model.Message
 	for _, m := range msgs {
-		if m.Parked.Class == provider.ClassHeld {
+		switch unable := m.Aside != nil && m.Aside.Needs != ""; {
+		case m.Parked.Class == provider.ClassHeld, m.Parked.Class == provider.ClassUnable:
 			waiting = append(waiting, m)
-		} else {
+		case unable && m.Parked.Code == model.CodeCrashed: // who is able tries it alone
+		default:
 			failed = append(failed, m)
 		}
 	}
@@ -230,48 +231,4 @@ func (p *Parked) isExhausted(by *apply.Applier, m *model.Message) bool {
 	}
 	by.Report(slog.LevelWarn, "stuck", m, &provider.Error{Class: row.Class, Code: row.Code}, row.Attempts)
 	return true
-}
-
-// Revive makes messages of a generation due that other programs parked because they did not have the type or the
-// handler, if this program has it.
-func (p *Parked) Revive(ctx context.Context, b provider.Build) error {
-	return errors.Join(p.revive(ctx, b, model.CodeUnregistered), p.revive(ctx, b, model.CodeNoHandler))
-}
-
-func (p *Parked) revive(ctx context.Context, b provider.Build, code string) error {
-	f := provider.ParkedFilter{
-		Projector: b.Projector, Generation: b.Generation, Code: code, Types: p.Projector.Types.Names(),
-		States: []provider.ParkedState{provider.StateStuck}, Limit: 100,
-	}
-	if p.revived == nil {
-		p.revived = map[int64]int{}
-	}
-	for {
-		rows, err := p.Host.Store.Parked(ctx, f)
-		if err != nil || len(rows) == 0 {
-			return err
-		}
-		var known []int64
-		for _, row := range rows {
-			f.After = row.Seq
-			if _, ok := p.Projector.HandlersFor(row.Type, row.Handlers); !ok {
-				continue
-			}
-			// An older program may try the message first, or this program may not have its schema
-			// version. So it is revived when it is seen for the first time, the second, the
-			// fourth and so on.
-			p.revived[row.Seq]++
-			if n := p.revived[row.Seq]; n&(n-1) == 0 {
-				known = append(known, row.Seq)
-			}
-		}
-		if len(known) == 0 {
-			continue
-		}
-		due := provider.ParkedFilter{Projector: b.Projector, Seqs: known}
-		if _, err := p.Host.Store.Decide(ctx, due, provider.StateWaiting, provider.Decision{}); err != nil {
-			return err
-		}
-		p.Host.Scan.Send()
-	}
 }

@@ -130,6 +130,8 @@ func (a *attempt) row(i int, m *model.Message, fate Fate, fresh []bool) *provide
 	switch {
 	case class == provider.ClassTransient: // not counted: it waits as long again as it has been parked
 		row.After = min(max(a.Host.Clock().Sub(p.At), retry.Base), retry.Max)
+	case class == provider.ClassUnable:
+		p.Needs, row.After = m.Aside.Needs, 0
 	case class == provider.ClassUnknown && !retry.Exhausted(p.Attempts):
 		row.After, _ = retry.Delay(max(p.Attempts, 1))
 	}

@@ -1,0 +1,316 @@
+package projector_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
+	"github.com/kinora-go/kinora/providers/memory"
+	"github.com/stretchr/testify/require"
+)
+
+// older is a program that does not know the type "posted" yet.
+func older() *projector.Projector[txn] {
+	return projector.Define("p", eventstore.NewTypes(eventstore.Type[unhandled]("unhandled")), marked,
+		projector.On("edited", func(context.Context, txn, eventstore.Event[unhandled]) error { return nil }))
+}
+
+type (
+	rated   struct{ Stars int }
+	renamed struct{ Stars int }
+)
+
+// unchanged is an upcaster to a form that does not differ.
+func unchanged(old json.RawMessage) (json.RawMessage, error) { return old, nil }
+
+// knowing returns a program of projector "p" that knows the types "rated" and "renamed" up to these schema versions. 0: not at
+// all. It notes the stars of their events.
+func knowing(rates, renames int, opts projector.Options) *projector.Projector[txn] {
+	ups := []func(json.RawMessage) (json.RawMessage, error){unchanged, unchanged, unchanged}
+	defs := []eventstore.TypeDef{eventstore.Type[unhandled]("unhandled")}
+	handlers := []projector.Handler[txn]{projector.On("other", func(context.Context, txn, eventstore.Event[unhandled]) error { return nil })}
+	if rates > 0 {
+		defs = append(defs, eventstore.Type[rated]("rated", ups[:rates-1]...))
+		handlers = append(handlers, projector.On("rated", func(ctx context.Context, tx txn, e eventstore.Event[rated]) error {
+			return noteOf(tx, e.Stream, e.Data.Stars)
+		}))
+	}
+	if renames > 0 {
+		defs = append(defs, eventstore.Type[renamed]("renamed", ups[:renames-1]...))
+		handlers = append(handlers, projector.On("renamed", func(ctx context.Context, tx txn, e eventstore.Event[renamed]) error {
+			return noteOf(tx, e.Stream, e.Data.Stars)
+		}))
+	}
+	return projector.Define("p", eventstore.NewTypes(defs...), opts, handlers...)
+}
+
+func noteOf(tx txn, stream string, n int) error {
+	v, _ := tx.Get("a", stream)
+	list, _ := v.([]int)
+	tx.Put("a", stream, append(slices.Clone(list), n))
+	return nil
+}
+
+// rate appends events of "rated" or "renamed" with a schema version to a stream.
+func rate(t *testing.T, db *memory.DB, eventType string, schema int, stream string, stars ...int) {
+	t.Helper()
+	for _, n := range stars {
+		draft := eventstore.Draft{ID: uuid.NewString(), Type: eventType, Schema: schema, Data: fmt.Appendf(nil, `{"Stars":%d}`, n)}
+		_, err := db.Append(t.Context(), stream, eventstore.Any, []eventstore.Draft{draft})
+		require.NoError(t, err)
+	}
+}
+
+// A producer may be deployed first. A message whose type no program knows waits, without attempts, for one that does.
+// Promise: G6.9
+func TestUnknownTypesWaitForAProgramThatKnowsThem(t *testing.T) {
+	t.Parallel()
+	for name, before := range map[string]bool{"that starts": false, "that runs": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				db, f := newDB(t), make(subscription)
+				newer := newRunner(t, db, projector.Subscribe(make(subscription), "review"), projector.RunnerConfig{}, define(marked, note("a"), note("b")))
+				var stopNewer func() error
+				if before {
+					stopNewer = start(t, newer)
+				}
+				stop := run(t, db, f, projector.RunnerConfig{}, older())
+				f.deliver(t, keyed("k", 1), keyed("l", 1), keyed("k", 2))
+				require.Equal(t, []string{"k-1 waiting unable unregistered 0", "l-1 waiting unable unregistered 0", "k-2 waiting held 0"}, rows(parked(t, db)))
+				require.NoError(t, stop())
+				if !before {
+					time.Sleep(time.Hour)
+					require.Len(t, parked(t, db), 3)
+					stopNewer = start(t, newer)
+				}
+				time.Sleep(2 * time.Second)
+				require.NoError(t, stopNewer())
+				require.Empty(t, parked(t, db))
+				for _, table := range []string{"a", "b"} {
+					require.Equal(t, upTo(2), noted(db, table, "k"))
+					require.Equal(t, upTo(1), noted(db, table, "l"))
+				}
+			})
+		})
+	}
+}
+
+// What a program is unable to apply is not changed by it again, however long it runs, and is no finding of a person.
+// Promise: G6.9
+func TestAProgramLeavesAloneWhatItIsUnableToApply(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		program *projector.Projector[txn]
+		row     string
+		needs   string
+	}{
+		"a type":           {older(), "k-1 waiting unable unregistered 0", "event posted 9"},
+		"a schema version": {define(marked, note("a")), "k-1 waiting unable unregistered 0", "event posted 9"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				db, f := newDB(t), make(subscription)
+				stop := run(t, db, f, projector.RunnerConfig{}, c.program)
+				m := keyed("k", 1)
+				m.Metadata[provider.HeaderSchema] = "9"
+				f.deliver(t, m)
+				first := parked(t, db)
+				require.Equal(t, []string{c.row}, rows(first))
+				require.Equal(t, c.needs, first[0].Needs)
+				require.Zero(t, first[0].DueAt)
+				time.Sleep(time.Hour)
+				replayAll(t, db, all)
+				time.Sleep(time.Hour)
+				require.NoError(t, stop())
+				after := parked(t, db)
+				after[0].Decision = first[0].Decision
+				require.Equal(t, first, after)
+			})
+		})
+	}
+}
+
+// The same for a message that waits for a handler: it waits for a program with that handler.
+// Promise: G6.9
+func TestParkedMessageWaitsForAProgramWithItsHandler(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f := newDB(t), make(subscription)
+		bad := newFaults(map[string]error{"k-1": errNever})
+		stop := run(t, db, f, projector.RunnerConfig{}, define(marked, bad.run))
+		f.deliver(t, series("k", 1, 3)...)
+		require.NoError(t, stop())
+		bad.fix()
+		skip(t, db, projector.ParkedFilter{Seqs: []int64{1}})
+		other := projector.Define("p", types, marked, projector.On("other", note("other")))
+		stop = run(t, db, make(subscription), projector.RunnerConfig{}, other)
+		time.Sleep(time.Minute)
+		require.NoError(t, stop())
+		list := parked(t, db)
+		require.Equal(t, []string{"k-2 waiting unable no_handler 0", "k-3 waiting held 0"}, rows(list))
+		require.Equal(t, "event posted 1\nhandler p/a of posted", list[0].Needs)
+		stop = run(t, db, make(subscription), projector.RunnerConfig{}, define(marked, bad.run))
+		time.Sleep(2 * time.Second)
+		require.NoError(t, stop())
+		require.Equal(t, []int{2, 3}, noted(db, "a", "k"))
+		require.Empty(t, noted(db, "other", "k"))
+		require.Empty(t, parked(t, db))
+	})
+}
+
+// The handler may have been renamed meanwhile.
+func TestParkedMessageRunsARenamedHandler(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f := newDB(t), make(subscription)
+		bad := newFaults(map[string]error{"k-1": errNever})
+		stop := run(t, db, f, projector.RunnerConfig{}, define(marked, bad.run))
+		f.deliver(t, series("k", 1, 2)...)
+		require.NoError(t, stop())
+		bad.fix()
+		replayAll(t, db, all)
+		drain(t, db, projector.RunnerConfig{}, projector.Define("p", types, marked, projector.On("renamed", bad.run).Was("a")))
+		require.Equal(t, upTo(2), noted(db, "a", "k"))
+	})
+}
+
+// During a rollout a message that fails is due for both programs. The older one, without its handler, must not reset what
+// was counted.
+// Promise: G6.9
+func TestAttemptsAreCountedBesideAnOlderProgram(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f := newDB(t), make(subscription)
+		var mu sync.Mutex
+		tries := 0
+		stopNew := run(t, db, f, projector.RunnerConfig{}, define(delivered, func(context.Context, txn, eventstore.Event[posted]) error {
+			mu.Lock()
+			defer mu.Unlock()
+			tries++
+			return errNo
+		}))
+		stopOld := run(t, db, make(subscription), projector.RunnerConfig{}, projector.Define("p", types, delivered, projector.On("other", note("other"))))
+		f.deliver(t, keyed("k", 1))
+		time.Sleep(time.Hour)
+		require.NoError(t, stopOld())
+		require.NoError(t, stopNew())
+		require.Equal(t, 5, tries)
+		require.Equal(t, []string{"k-1 stuck unknown 5"}, rows(parked(t, db)))
+	})
+}
+
+// lags counts how long events take until a projector has applied them.
+type lags struct {
+	t     *testing.T
+	db    *memory.DB
+	worst time.Duration
+}
+
+// rate appends events of a schema version to ten streams, one each 50 ms, and waits for each of them.
+func (l *lags) rate(from, to int, schema func(n int) int) {
+	l.t.Helper()
+	for n := from; n <= to; n++ {
+		stream := fmt.Sprint("review-", n%10)
+		rate(l.t, l.db, "rated", schema(n), stream, n)
+		began := time.Now()
+		for !slices.Contains(noted(l.db, "a", stream), n) {
+			time.Sleep(10 * time.Millisecond)
+			require.Less(l.t, time.Since(began), time.Hour, "event %d", n)
+		}
+		l.worst = max(l.worst, time.Since(began))
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// An old program has the lease when the first event comes that it cannot decode. The new one applies it at once, and takes
+// over. When the new one is killed, the old one goes on with what it can; the new one catches up when it is back.
+// Promise: G6.9
+func TestTheProgramThatCanTakesOver(t *testing.T) {
+	t.Parallel()
+	for _, segments := range []int{1, 4} {
+		t.Run(fmt.Sprint(segments, " segments"), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				db := newDB(t)
+				cfg := projector.RunnerConfig{Lease: 4 * time.Second}
+				opts := projector.Options{Segments: segments}
+				stopOld := start(t, newRunner(t, db, projector.FromLog(db), cfg, knowing(1, 0, opts)))
+				first := func(int) int { return 1 }
+				l := &lags{t: t, db: db}
+				l.rate(1, 50, first)
+				stopNew := start(t, newRunner(t, db, projector.FromLog(db), cfg, knowing(2, 0, opts)))
+				time.Sleep(2 * time.Second) // it is known now
+				l.rate(51, 400, func(n int) int { return 1 + n%2 })
+				require.Less(t, l.worst, 2*time.Second, "both run")
+				require.Empty(t, parked(t, db))
+				rate(t, db, "rated", 2, "review-0", 1000)
+				rate(t, db, "rated", 2, "review-1", 1001)
+				time.Sleep(50 * time.Millisecond)
+				require.Contains(t, noted(db, "a", "review-0"), 1000, "the new program reads")
+				require.Contains(t, noted(db, "a", "review-1"), 1001)
+
+				require.NoError(t, stopNew())
+				time.Sleep(10 * time.Second)
+				l.worst = 0
+				rate(t, db, "rated", 2, "review-0", 2000)
+				rate(t, db, "rated", 1, "review-0", 2001)
+				for n := 401; n <= 500; n++ {
+					if n%10 != 0 {
+						l.rate(n, n, first)
+					}
+				}
+				require.Less(t, l.worst, 2*time.Second, "other streams go on")
+				require.Len(t, parked(t, db), 2)
+
+				stopNew = start(t, newRunner(t, db, projector.FromLog(db), cfg, knowing(2, 0, opts)))
+				time.Sleep(2 * time.Second)
+				require.Empty(t, parked(t, db))
+				require.Equal(t, []int{2000, 2001}, noted(db, "a", "review-0")[len(noted(db, "a", "review-0"))-2:])
+				l.worst = 0
+				l.rate(501, 600, func(int) int { return 2 })
+				require.Less(t, l.worst, 2*time.Second, "both run again")
+				require.NoError(t, stopOld())
+				require.NoError(t, stopNew())
+			})
+		})
+	}
+}
+
+// Two programs that each know one of two types do not push the lease to and fro: each applies what the other parks.
+// Promise: G6.9
+func TestProgramsThatEachLackSomethingShareTheWork(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := newDB(t)
+		one := projector.Options{}
+		stop1 := start(t, newRunner(t, db, projector.FromLog(db), projector.RunnerConfig{}, knowing(1, 2, one)))
+		stop2 := start(t, newRunner(t, db, projector.FromLog(db), projector.RunnerConfig{}, knowing(2, 1, one)))
+		time.Sleep(time.Second)
+		for n := range 200 {
+			rate(t, db, []string{"rated", "renamed"}[n%2], 1+n/2%2, fmt.Sprint("review-", n%7), n)
+			time.Sleep(20 * time.Millisecond)
+		}
+		time.Sleep(time.Minute)
+		require.Empty(t, parked(t, db))
+		total := 0
+		for i := range 7 {
+			list := noted(db, "a", fmt.Sprint("review-", i))
+			require.True(t, slices.IsSorted(list), "%v", list)
+			total += len(list)
+		}
+		require.Equal(t, 200, total)
+		require.NoError(t, stop1())
+		require.NoError(t, stop2())
+	})
+}
