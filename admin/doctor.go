@@ -44,7 +44,7 @@ func (a *Admin) doctor(ctx context.Context, l provider.DiagnosisLimits) (found [
 	if err != nil {
 		return nil, err
 	}
-	found = slices.Concat(found, f.findWaits(l), f.findGone(l), f.findPaused(), f.findParked(), f.findClocks(l), f.findAbandoned())
+	found = slices.Concat(found, f.findWaits(l), f.findGone(l), f.findPaused(), f.findParked(), f.findNeeds(), f.findRequests(), f.findClocks(l), f.findAbandoned())
 	if len(f.lagging(l)) == 0 {
 		return found, nil
 	}
@@ -309,10 +309,12 @@ func (f *Facts) findParked() (found []provider.Finding) {
 		one := provider.Finding{
 			Check: provider.FindingParked, Title: fmt.Sprintf("Messages of the projector %s are stuck", p.Name),
 			Meaning: "A handler cannot apply them, and nobody retries them. Later messages of their keys wait, so the read model lacks all of these.",
-			Facts:   facts("keys that wait for a person", number(p.StuckKeys), "messages of all keys", number(p.Parked), "oldest", f.ago(p.Oldest)),
+			Facts: facts("generation", fmt.Sprintf("%d (%s)", p.Generation, p.State), "keys that wait for a person", number(p.StuckKeys),
+				"messages of all keys", number(p.Parked), "oldest", f.ago(p.Oldest)),
 		}
-		if p.Generation > 1 {
-			one.Facts = append(one.Facts, facts("generation", fmt.Sprint(p.Generation))...)
+		if p.State != "live" {
+			one.Title = fmt.Sprintf("Messages of generation %d of the projector %s are stuck, which is not live", p.Generation, p.Name)
+			one.Meaning = "The read model that is live does not lack them. This generation would, if it became live."
 		}
 		for _, s := range f.stuck {
 			if s.First.Projector != p.Name || max(s.First.Generation, 1) != p.Generation {
@@ -338,6 +340,57 @@ func (f *Facts) findParked() (found []provider.Finding) {
 		found = append(found, one)
 	}
 	return found
+}
+
+// findNeeds finds what messages wait for that no service has which is alive.
+func (f *Facts) findNeeds() (found []provider.Finding) {
+	for _, n := range f.Needs {
+		if len(n.Able) > 0 {
+			continue
+		}
+		of := fmt.Sprintf("%s, generation %d", n.Projector, n.Number())
+		found = append(found, provider.Finding{
+			Check: provider.FindingParked, Title: "Messages wait for a program that has what they need: " + of,
+			Meaning: "No service that is alive has it. The messages, and the later ones of their keys, wait without attempts, and are applied when such a program starts.",
+			Facts:   facts("they need", strings.ReplaceAll(n.Needs, "\n", ", "), "oldest", f.ago(n.Since)),
+			Remedy: []string{"deploy a program that has it, or start it again",
+				"kinora parked ls --projector " + n.Projector + " --class unable", "kinora parked skip --projector " + n.Projector + ` --seq N --reason "…"`},
+		})
+	}
+	return found
+}
+
+// findRequests finds requests that no service can answer which is alive.
+func (f *Facts) findRequests() (found []provider.Finding) {
+	for _, a := range f.Requests {
+		i := slices.IndexFunc(f.Projectors, func(p Projector) bool { return p.Name == a.Name && p.State == "live" })
+		if a.State != provider.ActRequested || a.Kind != provider.PauseProjector || i < 0 || f.Projectors[i].Runners > 0 {
+			continue
+		}
+		p := f.Projectors[i]
+		one := provider.Finding{
+			Check: provider.FindingGone, Title: fmt.Sprintf("Nobody can answer request %d (%s of %s)", a.ID, a.Verb, a.Name),
+			Meaning: "A runner of the live version answers it, and none is alive.",
+			Facts:   facts("by", a.By, "since", f.ago(a.At), "version", p.version()),
+			Remedy:  []string{"start a runner of " + a.Name, fmt.Sprintf(`kinora acts cancel %d --reason "…"`, a.ID)},
+		}
+		if p.Others > 0 {
+			one.Meaning = fmt.Sprintf("A runner of the live version answers it. None is alive, and %d of another version.", p.Others)
+		}
+		found = append(found, one)
+	}
+	return found
+}
+
+// version names the versions of programs that feed a generation.
+func (p *Projector) version() string {
+	switch {
+	case p.Versions == nil:
+		return ""
+	case p.Versions[0] == p.Versions[1]:
+		return fmt.Sprint(p.Versions[0])
+	}
+	return fmt.Sprintf("%d to %d", p.Versions[0], p.Versions[1])
 }
 
 // lagging returns the live generations that are behind, and that nobody has paused.
@@ -368,6 +421,10 @@ func (f *Facts) findLags(later *Facts, l provider.DiagnosisLimits) (found []prov
 			Remedy: []string{"raise RunnerConfig.Concurrency or Batch, or make the handlers faster (projector.OnBatch)"},
 		}
 		switch {
+		case p.Runners == 0 && p.Others > 0:
+			one.Meaning = fmt.Sprintf("The live read model is that of version %s, and no runner of it runs, only %d of another version, which apply nothing to it. Readers see an old state.",
+				p.version(), p.Others)
+			one.Remedy = []string{fmt.Sprintf("start a runner of %s in version %s", p.Name, p.version())}
 		case p.Runners == 0:
 			one.Meaning = "No runner of it runs. Readers see an old state."
 			one.Remedy = []string{"start a runner of " + p.Name}

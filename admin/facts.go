@@ -33,9 +33,17 @@ type Facts struct {
 	// Missing are the parts that the store does not have (Admin.Missing). Without "operations", At is the time of this
 	// machine, Outbox has no holders, and Projectors are those of generations, markers, parked messages and readers.
 	Missing []string `json:"missing,omitempty"`
+	// Needs are what parked messages wait for: a program that has it.
+	Needs []Need `json:"needs,omitempty"`
 
 	stuck    []provider.StuckLane
 	inFlight map[string]int64
+}
+
+// Need is what messages of a generation need, and which services that are alive have it.
+type Need struct {
+	provider.Need
+	Able []string `json:"able,omitempty"` // their processes
 }
 
 // Log is the state of the log.
@@ -52,11 +60,13 @@ type Projector struct {
 	Generation int    `json:"generation"`
 	// State is "live", "building", "standby", "requested" or "retired".
 	State      string         `json:"state"`
-	Mode       string         `json:"mode,omitempty"` // "catch-up", "closing" or "live"; empty: it has read no log
-	Position   int64          `json:"position"`       // every event up to it is applied or parked
-	Lag        provider.Count `json:"lag"`            // events that are neither applied nor parked
-	LagSeconds float64        `json:"lag_seconds"`    // age of the first of them; 0 if there is none
-	Runners    int            `json:"runners"`        // that are alive and have this projector
+	Versions   []int          `json:"versions,omitempty"` // the oldest and the newest version of programs that feed it; nil: any
+	Mode       string         `json:"mode,omitempty"`     // "catch-up", "closing" or "live"; empty: it has read no log
+	Position   int64          `json:"position"`           // every event up to it is applied or parked
+	Lag        provider.Count `json:"lag"`                // events that are neither applied nor parked
+	LagSeconds float64        `json:"lag_seconds"`        // age of the first of them; 0 if there is none
+	Runners    int            `json:"runners"`            // that are alive and feed it
+	Others     int            `json:"others"`             // that are alive and have this projector in another version
 	Reader     string         `json:"reader,omitempty"`
 	Paused     bool           `json:"paused,omitempty"`    // by a person
 	Parked     provider.Count `json:"parked"`              // messages that are waiting or stuck
@@ -132,7 +142,7 @@ func (a *Admin) facts(ctx context.Context) (*Facts, error) {
 		f.Projectors = append(f.Projectors, p)
 	}
 	f.addRequested(generations)
-	return f, nil
+	return f, f.addNeeds(ctx, store)
 }
 
 // projector returns the facts of a generation without its lag.
@@ -148,7 +158,9 @@ func (f *Facts) projector(b provider.SurveyedBuild, generations []projector.Gene
 	}
 	for _, g := range generations {
 		if own(g) && g.Number == p.Generation {
-			p.State, p.Rebuild = g.State, rebuildOf(g)
+			if p.State, p.Rebuild = g.State, rebuildOf(g); g.Newest > 0 {
+				p.Versions = []int{g.Oldest, g.Newest}
+			}
 		}
 	}
 	for _, l := range f.Leases {
@@ -157,14 +169,50 @@ func (f *Facts) projector(b provider.SurveyedBuild, generations []projector.Gene
 		}
 	}
 	for _, s := range f.Services {
-		if s.ExpiresAt.After(f.At) && s.Serves(b.Projector) {
+		c := s.Capability(b.Projector)
+		switch {
+		case c == nil || !s.ExpiresAt.After(f.At):
+			continue
+		case p.feeds(c):
 			p.Runners++
-			if s.Holder == p.Reader {
-				p.Reader = s.Process
-			}
+		default:
+			p.Others++
+		}
+		if s.Holder == p.Reader {
+			p.Reader = s.Process
 		}
 	}
 	return p
+}
+
+// feeds reports whether a program feeds a generation.
+func (p *Projector) feeds(c *provider.Capability) bool {
+	return p.Versions == nil || c.Version >= p.Versions[0] && c.Version <= p.Versions[1]
+}
+
+// addNeeds adds what parked messages need.
+func (f *Facts) addNeeds(ctx context.Context, store Projectors) error {
+	var builds []provider.Build
+	for _, p := range f.Projectors {
+		if p.Parked.N > 0 {
+			builds = append(builds, provider.Build{Projector: p.Name, Generation: p.Generation})
+		}
+	}
+	if len(builds) == 0 {
+		return nil
+	}
+	all, err := store.Needs(ctx, builds)
+	for _, n := range all {
+		i := slices.IndexFunc(f.Projectors, func(p Projector) bool { return p.Name == n.Projector && p.Generation == n.Number() })
+		one := Need{Need: n}
+		for _, s := range f.Services {
+			if c := s.Capability(n.Projector); c != nil && s.ExpiresAt.After(f.At) && f.Projectors[i].feeds(c) && c.Meets(n.Needs) {
+				one.Able = append(one.Able, s.Process)
+			}
+		}
+		f.Needs = append(f.Needs, one)
+	}
+	return err
 }
 
 func rebuildOf(g projector.Generation) *Rebuild {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -49,6 +50,7 @@ type answers struct {
 }
 
 type operator struct {
+	can    func(context.Context, provider.Act) (bool, error)
 	dryRun func(context.Context, ParkedFilter) (*DryRun, error)
 	verify func(context.Context, Verification) (*Verified, error)
 }
@@ -57,6 +59,7 @@ func operatorOf[Tx any](r *Runner, u provider.Units[Tx], p *Projector[Tx]) opera
 	cfg := r.cfg
 	cfg.Observer, cfg.Log = RunnerObserver{}, r.host.Log
 	return operator{
+		can:    func(ctx context.Context, a provider.Act) (bool, error) { return r.canAnswer(ctx, p.name, a) },
 		dryRun: func(ctx context.Context, f ParkedFilter) (*DryRun, error) { return p.DryRun(ctx, u, f, &cfg) },
 		verify: func(ctx context.Context, v Verification) (*Verified, error) { return p.Verify(ctx, u, v, &cfg) },
 	}
@@ -81,7 +84,13 @@ func (o *answers) take(ctx, hard context.Context) {
 				continue
 			}
 			limited, cancel := o.host.Limited(ctx)
-			taken, err := o.store.TakeAct(limited, a.ID, o.host.ID, requestLease)
+			taken := a.State == provider.ActRunning // one that is lost is ended by any runner
+			if !taken {
+				taken, err = by.can(limited, a)
+			}
+			if taken && err == nil {
+				taken, err = o.store.TakeAct(limited, a.ID, o.host.ID, requestLease)
+			}
 			cancel()
 			switch {
 			case err != nil || !taken:
@@ -92,6 +101,23 @@ func (o *answers) take(ctx, hard context.Context) {
 			}
 		}
 	}
+}
+
+// canAnswer reports whether this program can answer a request about a projector: the live read model is that of its
+// version, and it has what the messages of a dry run need. Otherwise the request waits for another program.
+func (r *Runner) canAnswer(ctx context.Context, name string, a provider.Act) (bool, error) {
+	f := r.feeder(name)
+	if !f.Current().IsLive() {
+		return false, nil
+	}
+	var q provider.DryRunRequest
+	if a.Verb != provider.VerbDryRun || len(a.Detail) > 0 && json.Unmarshal(a.Detail, &q) != nil { // the answer says what is wrong with it
+		return true, nil
+	}
+	class := provider.ClassUnable
+	q.Filter.Projector, q.Filter.Generation, q.Filter.Class = name, f.Current().Generation, &class
+	rows, err := r.host.Store.Parked(ctx, q.Filter)
+	return !slices.ContainsFunc(rows, func(p Parked) bool { return f.Projector.Lacks(p.Needs) != nil }), err
 }
 
 // lostRequest is the outcome of a request whose runner has ended. It is not begun again: if a message ends

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -74,13 +75,13 @@ const (
 
 // ServiceReport is what a service reports about itself.
 type ServiceReport struct {
-	ID         string   `json:"id"`
-	Kind       string   `json:"kind"`    // "relay", "runner" or "worker"
-	Holder     string   `json:"holder"`  // its name in claims and leases
-	Process    string   `json:"process"` // host and process id
-	Version    string   `json:"version,omitempty"`
-	Can        []Capability `json:"can,omitempty"` // of a runner: by projector
-	Outages    []Outage     `json:"outages,omitempty"`
+	ID      string       `json:"id"`
+	Kind    string       `json:"kind"`    // "relay", "runner" or "worker"
+	Holder  string       `json:"holder"`  // its name in claims and leases
+	Process string       `json:"process"` // host and process id
+	Version string       `json:"version,omitempty"`
+	Can     []Capability `json:"can,omitempty"` // of a runner: by projector
+	Outages []Outage     `json:"outages,omitempty"`
 	// Clock is the time of the service when it sent the report. In a Survey it is Skew: how far that clock
 	// was ahead of the store's when the report arrived, the way to the store included.
 	Clock time.Time     `json:"-"`
@@ -98,10 +99,28 @@ type Capability struct {
 	Has       []string `json:"has"`     // of what messages may need (Parked.Needs), sorted
 }
 
-// Serves reports whether a runner applies messages to a projector.
-func (r *ServiceReport) Serves(projector string) bool {
-	return slices.ContainsFunc(r.Can, func(c Capability) bool { return c.Projector == projector })
+// Meets reports whether the runner has all that a message needs (Parked.Needs).
+func (c *Capability) Meets(needs string) bool {
+	for one := range strings.SplitSeq(needs, "\n") {
+		if _, has := slices.BinarySearch(c.Has, one); !has {
+			return false
+		}
+	}
+	return true
 }
+
+// Capability returns what a service can do for a projector, or nil if it does not apply its messages.
+func (r *ServiceReport) Capability(projector string) *Capability {
+	for i := range r.Can {
+		if r.Can[i].Projector == projector {
+			return &r.Can[i]
+		}
+	}
+	return nil
+}
+
+// Serves reports whether a runner applies messages to a projector.
+func (r *ServiceReport) Serves(projector string) bool { return r.Capability(projector) != nil }
 
 // Served names what a service works for: a projector and, unless it is 1, its version.
 func (r *ServiceReport) Served() (names []string) {

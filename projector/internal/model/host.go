@@ -57,9 +57,8 @@ func (h *Host) Able(ctx context.Context, p *Projector, g *generation.Row, needs 
 	defer cancel()
 	all, _ := h.Others(ctx)
 	return slices.ContainsFunc(all, func(s provider.ServiceReport) bool {
-		return s.ID != h.ID && slices.ContainsFunc(s.Can, func(c provider.Capability) bool {
-			return c.Projector == p.Name && g.Takes(c.Version) && missing(c.Has, needs) == "" && missing(c.Has, strings.Join(p.Has, "\n")) == ""
-		})
+		c := s.Capability(p.Name)
+		return s.ID != h.ID && c != nil && g.Takes(c.Version) && c.Meets(needs) && c.Meets(strings.Join(p.Has, "\n"))
 	})
 }
 

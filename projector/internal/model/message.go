@@ -230,25 +230,19 @@ func (p *Projector) has() (all []string) {
 
 // Lacks returns why this program does not have what a message needs, or nil.
 func (p *Projector) Lacks(needs string) error {
-	switch one := missing(p.Has, needs); {
-	case one == "":
-		return nil
-	case one == provider.NeedDecoder:
-		return ErrNoDecoder
-	case strings.HasPrefix(one, "handler "):
-		return ErrNoHandler
-	}
-	return ErrNoType
-}
-
-// missing returns the first of Parked.Needs that a sorted list does not have, or "".
-func missing(has []string, needs string) string {
 	for one := range strings.SplitSeq(needs, "\n") {
-		if _, ok := slices.BinarySearch(has, one); !ok {
-			return one
+		_, has := slices.BinarySearch(p.Has, one)
+		switch {
+		case has:
+		case one == provider.NeedDecoder:
+			return ErrNoDecoder
+		case strings.HasPrefix(one, "handler "):
+			return ErrNoHandler
+		default:
+			return ErrNoType
 		}
 	}
-	return ""
+	return nil
 }
 
 // LacksDecoder reports whether a decoder has read a parked message before, and this runner has none.
