@@ -54,9 +54,17 @@ func (p *Projector[Tx]) rules(r *Runner) model.Rules {
 	return model.Rules{
 		From: p.opts.From, Markers: p.opts.Markers, BrokerOnly: p.opts.BrokerOnly, Ordered: p.opts.Ordered,
 		Alone: p.opts.Parking == ParkMessage, Halts: p.opts.Parking == Halt, SkipUnknown: p.opts.SkipUnknown,
-		Segments: p.opts.Segments, OnChange: generation.How(p.opts.RebuildOnChange),
+		Segments: p.opts.Segments, OnChange: generation.How(p.opts.RebuildOnChange), Removed: p.removed(),
 		Categories: r.src.categories, Decodes: r.cfg.Decode != nil, OnlyLog: r.src.log != nil,
 	}
+}
+
+// removed returns the full names of Options.Removed.
+func (p *Projector[Tx]) removed() (names []string) {
+	for _, name := range p.opts.Removed {
+		names = append(names, p.name+"/"+name)
+	}
+	return names
 }
 
 // calls returns how a handler is called in a transaction.

@@ -92,6 +92,11 @@ func (p *Projector[Tx]) check(keeps provider.Keeps) error {
 	}
 	errs = append(errs, p.checkRebuild(keeps))
 	seen := map[string]bool{}
+	for _, name := range p.opts.Removed {
+		if err := checkName("options.Removed", name); err != nil {
+			errs = append(errs, err)
+		}
+	}
 	for _, h := range p.handlers {
 		if h.setup {
 			if seen[h.name] || h.run == nil {
@@ -118,6 +123,9 @@ func (p *Projector[Tx]) checkHandler(h Handler[Tx], seen map[string]bool, keeps 
 		}
 		seen[name] = true
 		owner, short, _ := strings.Cut(name, "/")
+		if slices.Contains(p.removed(), name) {
+			errs = append(errs, fmt.Errorf("handler %q is also in options.Removed: remove it there", name))
+		}
 		errs = append(errs, checkName("projector", owner), checkName("handler", short))
 	}
 	switch {
@@ -186,6 +194,10 @@ type Options struct {
 	// RebuildOnChange says how a runner rebuilds the read model if Version is higher than that of the
 	// live one.
 	RebuildOnChange RebuildHow
+	// Removed are the names of handlers that an earlier program had and that were removed on purpose. Without it, a program
+	// that lacks a handler is taken for an older one: it parks the events of the handler, and those behind them in their
+	// streams, for a program that has it. Once no old program runs any more, the name may be left out here.
+	Removed []string
 	// Tables are the names of the read model's tables, without a suffix (see Table), and with the
 	// schema unless that is the default one: "reports.ratings". They are emptied before a rebuild in
 	// place, unless there is OnReset. OnCreate creates them. They may refer to each other by foreign keys, in any

@@ -356,7 +356,7 @@ func (r *Runner) halt(ctx context.Context) {
 	}
 }
 
-// halted returns ErrHalted if a message of a projector with Halt is stuck.
+// halted returns ErrHalted if a message of a projector with Halt is stuck, or this program is unable to apply it.
 func (r *Runner) halted(ctx context.Context) error {
 	for _, f := range r.all.Feeders {
 		b := f.Current().Build
@@ -369,6 +369,15 @@ func (r *Runner) halted(ctx context.Context) error {
 		}
 		if len(rows) > 0 {
 			return fmt.Errorf("%w: %s", ErrHalted, b.Projector)
+		}
+		needs, err := r.host.Store.Needs(ctx, []provider.Build{b})
+		if err != nil {
+			return err
+		}
+		for _, n := range needs {
+			if lacks := f.Projector.Lacks(n.Needs); lacks != nil {
+				return fmt.Errorf("%w: %s: %w", ErrHalted, b.Projector, lacks)
+			}
 		}
 	}
 	return nil

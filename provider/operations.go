@@ -102,7 +102,11 @@ type Capability struct {
 // Meets reports whether the runner has all that a message needs (Parked.Needs).
 func (c *Capability) Meets(needs string) bool {
 	for one := range strings.SplitSeq(needs, "\n") {
-		if _, has := slices.BinarySearch(c.Has, one); !has {
+		_, has := slices.BinarySearch(c.Has, one)
+		if handler, _, of := strings.Cut(one, " of "); !has && of && strings.HasPrefix(one, "handler ") {
+			_, has = slices.BinarySearch(c.Has, handler+" of "+AnyType)
+		}
+		if !has {
 			return false
 		}
 	}

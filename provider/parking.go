@@ -81,6 +81,9 @@ const (
 	MaxNeedBytes = 1000 // of Parked.Needs
 )
 
+// AnyType is the type in the NeedHandler of a program in which a handler was removed: it takes no event any more.
+const AnyType = "*"
+
 // NeedDecoder is the need of a message of other software: a decoder (projector.RunnerConfig.Decode).
 const NeedDecoder = "decoder"
 

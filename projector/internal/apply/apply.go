@@ -292,7 +292,7 @@ func (a *Applier) reportParked(m *model.Message, row *provider.Aside) {
 	if m.Parked == nil {
 		a.brake.count(m.Aside, a.Worker.Group.Applied.Load())
 	}
-	if row.After < 0 && a.Worker.Projector.Rules.Halts {
+	if (row.After < 0 || p.Class == provider.ClassUnable) && a.Worker.Projector.Rules.Halts {
 		h.Halt(context.WithoutCancel(m.Msg.Context()))
 	}
 }

@@ -292,7 +292,7 @@ func (w *Worker) earlier(ctx context.Context, msgs []*model.Message) ([]*model.M
 	if err != nil {
 		return nil, err
 	}
-	all := p.Taken(missing, h.LogID.Load().String())
+	all := p.Taken(missing, h.LogID.Load().String(), nil)
 	return all, w.Applier.Turn.Asker.Ask(ctx, g, nil, all)
 }
 

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -111,9 +110,6 @@ func (c *crew) read(ctx, hard context.Context) {
 		had, err := h.Leases.While(ctx, c.post.Lease(g), c.post.Token, func(ctx context.Context) error {
 			return c.serve(ctx, hard, c.post, g, c.assigned)
 		})
-		if !had {
-			c.post.NotHeld()
-		}
 		switch {
 		case ctx.Err() != nil:
 		case errors.Is(err, model.ErrLogChanged), errors.Is(err, provider.ErrEnded) && c.feeder.Kept: // no other generation follows
@@ -121,10 +117,6 @@ func (c *crew) read(ctx, hard context.Context) {
 			return
 		case errors.Is(err, follow.ErrYields):
 			model.Wait(ctx, follow.YieldFor)
-		case errors.Is(err, follow.ErrOlder):
-			// At a random time: a newer program asks for the lease at fixed intervals, and must not find
-			// it taken each time.
-			model.Wait(ctx, h.Lease/6+rand.N(h.Lease/3))
 		case errors.Is(err, provider.ErrEnded):
 			h.Follow.Send()
 			model.Wait(ctx, followFast)

@@ -42,7 +42,7 @@ type Feeder struct {
 
 // Init completes a Feeder. At first it feeds the first generation.
 func (f *Feeder) Init() {
-	f.handlers, f.others = follow.HandlersOf(f.Projector.ByType), map[int]*crew{}
+	f.handlers, f.others = follow.HandlersOf(f.Projector), map[int]*crew{}
 	f.Maker = &rebuild.Maker{Host: f.Host, Projector: f.Projector, Worker: &unit.Worker{Host: f.Host, Projector: f.Projector, Group: &unit.Group{}, Crashes: f.Crashes}}
 	f.main = f.newCrew(&generation.Row{Build: provider.Build{Projector: f.Projector.Name, Generation: 1}, State: provider.GenerationLive})
 }

@@ -77,7 +77,7 @@ func (c *Complete) catchUp(ctx, hard context.Context, g *generation.Row) (more b
 func (c *Complete) goLive(ctx, hard context.Context, g *generation.Row) error {
 	r := c.Reader
 	page, err := r.checkedPage(ctx, provider.LogQuery{
-		After: r.cursor.read, Filter: r.Projector.Rules.Filter, Limit: closeLimit, Unsettled: true, NoData: true,
+		After: r.cursor.read, Filter: r.Filter(), Limit: closeLimit, Unsettled: true, NoData: true,
 	})
 	if err != nil {
 		return err
@@ -133,7 +133,7 @@ func (c *Complete) completePages(ctx, hard context.Context, g *generation.Row) (
 	if _, _, err := r.Progress.CaughtUp(ctx, g); err != nil { // goLive may have failed to record it
 		return false, err
 	}
-	page, err := r.checkedPage(ctx, provider.LogQuery{After: r.cursor.read, Filter: r.Projector.Rules.Filter, Limit: pageSize, Age: grace})
+	page, err := r.checkedPage(ctx, provider.LogQuery{After: r.cursor.read, Filter: r.Filter(), Limit: pageSize, Age: grace})
 	if err != nil {
 		return false, err
 	}
@@ -170,7 +170,7 @@ func (c *Complete) completeUnsettled(ctx, hard context.Context, g *generation.Ro
 	r := c.Reader
 	c.asked = max(c.asked, r.cursor.read)
 	page, err := r.checkedPage(ctx, provider.LogQuery{
-		After: c.asked, Filter: r.Projector.Rules.Filter, Limit: pageSize, Age: age, Unsettled: true,
+		After: c.asked, Filter: r.Filter(), Limit: pageSize, Age: age, Unsettled: true,
 	})
 	if err != nil {
 		return false, err
@@ -204,7 +204,7 @@ func (r *Reader) withEarlier(ctx context.Context, events []eventstore.Raw) ([]ev
 	if err != nil {
 		return nil, err
 	}
-	all = slices.DeleteFunc(all, func(e eventstore.Raw) bool { return len(r.Projector.ByType[e.Type]) == 0 })
+	all = slices.DeleteFunc(all, func(e eventstore.Raw) bool { return len(r.Projector.ByType[e.Type])+len(r.lacking[e.Type]) == 0 })
 	return r.Unapplied(ctx, all)
 }
 

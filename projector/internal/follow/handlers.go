@@ -5,22 +5,24 @@ import (
 	"slices"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/projector/internal/model"
 	"github.com/kinora-go/kinora/provider"
 )
 
 // Handlers compares the handlers of this program with those that are recorded in a checkpoint.
 type Handlers struct {
-	byType map[string][]provider.Handler
-	named  map[taken][]string // the handlers that have or had a name; there may be thousands
+	byType  map[string][]provider.Handler
+	named   map[taken][]string // the handlers that have or had a name; there may be thousands
+	removed []string           // names of handlers that this program no longer has
 }
 
 // taken is a type of events, and the name of a handler that takes it.
 type taken struct{ eventType, handler string }
 
-// HandlersOf returns the handlers of each type of events.
-func HandlersOf(byType map[string][]provider.Handler) *Handlers {
-	o := &Handlers{byType, map[taken][]string{}}
-	for eventType, handlers := range byType {
+// HandlersOf returns the handlers of a projector.
+func HandlersOf(p *model.Projector) *Handlers {
+	o := &Handlers{p.ByType, map[taken][]string{}, p.Rules.Removed}
+	for eventType, handlers := range o.byType {
 		for _, h := range handlers {
 			for _, name := range h.Names() {
 				o.named[taken{eventType, name}] = append(o.named[taken{eventType, name}], h.Name)
@@ -30,8 +32,8 @@ func HandlersOf(byType map[string][]provider.Handler) *Handlers {
 	return o
 }
 
-// From returns the handlers and types of this program. Those that are recorded keep the
-// positions at which they began, and the others begin at a position.
+// From returns the handlers and types of this program, and those that are recorded and that it lacks. What is recorded
+// keeps the position at which it began, and the others begin at a position.
 func (o *Handlers) From(recorded []provider.Began, position int64) (all []provider.Began) {
 	began := o.recorded(recorded)
 	for eventType, handlers := range o.byType {
@@ -42,6 +44,9 @@ func (o *Handlers) From(recorded []provider.Began, position int64) (all []provid
 			}
 			all = append(all, b)
 		}
+	}
+	for _, lacking := range o.Lacking(recorded) {
+		all = append(all, lacking...)
 	}
 	slices.SortFunc(all, provider.Began.Compare)
 	return all
@@ -58,21 +63,23 @@ func (o *Handlers) recorded(all []provider.Began) map[taken]int64 {
 	return began
 }
 
-// Removed returns the recorded handlers and types that this program does not have.
-func (o *Handlers) Removed(recorded []provider.Began) (missing []string) {
+// Lacking returns the recorded handlers that this program does not have, and that were not removed: it may be an older
+// one.
+func (o *Handlers) Lacking(recorded []provider.Began) model.Lacking {
+	lacking := model.Lacking{}
 	for _, was := range recorded {
-		if len(o.named[taken{was.Type, was.Handler}]) == 0 {
-			missing = append(missing, was.Handler+" "+was.Type)
+		if len(o.named[taken{was.Type, was.Handler}]) == 0 && !slices.Contains(o.removed, was.Handler) {
+			lacking[was.Type] = append(lacking[was.Type], was)
 		}
 	}
-	return missing
+	return lacking
 }
 
-// Match reports whether this program has the recorded handlers, and no other ones.
+// Match reports whether this program has, or lacks, the recorded handlers, and has no other ones.
 func (o *Handlers) Match(recorded []provider.Began) bool {
 	own := o.From(recorded, 0)
 	return slices.EqualFunc(own, recorded, func(a, b provider.Began) bool {
-		return a.Type == b.Type && slices.Contains(o.named[taken{b.Type, b.Handler}], a.Handler)
+		return a.Type == b.Type && (a.Handler == b.Handler || slices.Contains(o.named[taken{b.Type, b.Handler}], a.Handler))
 	})
 }
 

@@ -160,14 +160,14 @@ func (r *Reader) most(g *generation.Row) int {
 
 func (r *Reader) readAhead(ctx context.Context, after int64, most int) *ahead {
 	a, own := &ahead{after: after, read: make(chan struct{})}, r.own()
-	q := provider.LogQuery{After: after, Filter: r.Projector.Rules.Filter, Limit: most}
+	q := provider.LogQuery{After: after, Filter: r.Filter(), Limit: most}
 	if own.segment > 0 {
 		q.Share, q.Shares = own.segment-own.split.First, own.split.Count
 	}
 	log := r.Host.LogID.Load().String()
 	go func() {
 		if a.page, a.err = r.Host.Page(ctx, q); a.err == nil {
-			a.msgs = own.taken(r.Projector.Taken(own.of(a.page.Events), log))
+			a.msgs = own.taken(r.Projector.Taken(own.of(a.page.Events), log, own.lacking))
 		}
 		msgs := a.msgs
 		close(a.read)
@@ -182,9 +182,12 @@ type own struct {
 	split   provider.Split
 	before  *provider.Checkpoint
 	late    []provider.Began
+	lacking model.Lacking
 }
 
-func (r *Reader) own() own { return own{r.Segment, r.at.Split(), r.cursor.before, r.cursor.late} }
+func (r *Reader) own() own {
+	return own{r.Segment, r.at.Split(), r.cursor.before, r.cursor.late, r.lacking}
+}
 
 // of returns those of the events that the reader is to apply: not applied yet, and of its segment.
 func (o *own) of(events []eventstore.Raw) []eventstore.Raw {

@@ -35,7 +35,6 @@ type Post struct {
 	Segment   int           // its number; 0: all events, or none while there are segments
 	Token     claim.Token
 	Pace      func(*Reader) Pace // of a reader of a generation that is not live
-	older     time.Time          // since when this program is older than the recorded one and could read
 	closings  closings
 }
 
@@ -50,24 +49,13 @@ func (p *Post) Lease(g *generation.Row) string {
 // SegmentLeases returns the prefix of the names of all leases that concern the segments of a generation.
 func SegmentLeases(b provider.Build) string { return "segments/" + b.String() + "/" }
 
-// ErrOlder: a program with other handlers may be running that is newer than this one.
-var ErrOlder = errors.New("handlers of another program are recorded")
-
-// NotHeld is called when another program has the lease.
-func (p *Post) NotHeld() { p.older = time.Time{} }
-
-// Attach makes this program the one that moves the checkpoint, and records its handlers. If it does not have
-// all recorded handlers, it may be an old one that was restarted during a deployment: then Attach returns
-// ErrOlder, until no other program has taken the lease for some leases. A reader that it returns with an error must be
-// detached too.
+// Attach makes this program the one that moves the checkpoint, and records its handlers. A reader that it returns with an
+// error must be detached too.
 func (p *Post) Attach(ctx context.Context, g *generation.Row) (*Reader, error) {
 	if p.Segment > 0 {
 		return p.attachSegment(ctx, g)
 	}
 	c, err := p.Begin(ctx, g)
-	if err == nil {
-		err = p.mayRemove(p.Handlers.Removed(c.Handlers))
-	}
 	if err != nil {
 		return nil, err
 	}
@@ -108,25 +96,9 @@ func (p *Post) Attach(ctx context.Context, g *generation.Row) (*Reader, error) {
 	return r, r.checkServing(ctx, g)
 }
 
-// mayRemove returns ErrOlder if this program may not record yet that handlers were removed: it may after two leases.
-func (p *Post) mayRemove(removed []string) error {
-	if len(removed) == 0 {
-		return nil
-	}
-	now := p.Host.Clock()
-	if p.older.IsZero() {
-		p.older = now
-	}
-	if now.Sub(p.older) < 2*p.Host.Lease {
-		return ErrOlder
-	}
-	p.Host.Logger.Warn("handlers were removed: they take no more events", "projector", p.Projector.Name, "handlers", removed)
-	return nil
-}
-
 // Open returns a reader at a checkpoint, without a change of the store.
 func (p *Post) Open(g *generation.Row, c provider.Checkpoint) *Reader {
-	r := &Reader{Post: p, Build: g.Build, at: c, cursor: cursor{read: c.Place.Position, verified: p.Host.Clock()}}
+	r := &Reader{Post: p, Build: g.Build, at: c, lacking: p.Handlers.Lacking(c.Handlers), cursor: cursor{read: c.Place.Position, verified: p.Host.Clock()}}
 	r.Progress = &Progress{host: p.Host, projector: p.Projector, current: p.Current, Applied: g.Applied, seen: map[version]bool{}}
 	if p.Pace != nil && !g.IsLive() {
 		r.Pace = p.Pace(r)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"math"
 	"slices"
 	"sync/atomic"
@@ -30,6 +31,7 @@ type Reader struct {
 	Pace     Pace // nil: the generation is live
 	Resting  bool // it has had no work for some time
 	at       provider.Checkpoint
+	lacking  model.Lacking
 	suspects int // number of next events that may have been in flight when another reader crashed
 	cursor   cursor
 	restore  restore
@@ -160,7 +162,7 @@ func (r *Reader) Complete(ctx, hard context.Context, g *generation.Row, events [
 }
 
 func (r *Reader) taken(events []eventstore.Raw) []*model.Message {
-	return r.Projector.Taken(events, r.Host.LogID.Load().String())
+	return r.Projector.Taken(events, r.Host.LogID.Load().String(), r.lacking)
 }
 
 // Accept returns the messages of events, after asking which of them another generation has applied.
@@ -173,7 +175,34 @@ func (r *Reader) Accept(ctx context.Context, g *generation.Row, events []eventst
 func (r *Reader) Unapplied(ctx context.Context, events []eventstore.Raw) (missing []eventstore.Raw, err error) {
 	ctx, cancel := r.Host.Limited(ctx)
 	defer cancel()
-	return Unapplied(ctx, r.Host.Store, r.Build, r.Projector.ByType, events)
+	return Unapplied(ctx, r.Host.Store, r.Build, r.byType(), events)
+}
+
+// Filter selects the events that the generation takes, also those of handlers that this program lacks.
+func (r *Reader) Filter() eventstore.LogFilter {
+	f := r.Projector.Rules.Filter
+	if f.Types == nil || len(r.lacking) == 0 {
+		return f
+	}
+	f.Types = slices.AppendSeq(slices.Clone(f.Types), maps.Keys(r.lacking))
+	slices.Sort(f.Types)
+	f.Types = slices.Compact(f.Types)
+	return f
+}
+
+// byType returns the handlers of the generation, also those that this program lacks.
+func (r *Reader) byType() map[string][]provider.Handler {
+	if len(r.lacking) == 0 {
+		return r.Projector.ByType
+	}
+	all := maps.Clone(r.Projector.ByType)
+	for eventType, lacking := range r.lacking {
+		all[eventType] = slices.Clone(all[eventType])
+		for _, b := range lacking {
+			all[eventType] = append(all[eventType], provider.Handler{Name: b.Handler})
+		}
+	}
+	return all
 }
 
 // pageSize is the most events of a query that needs no data, or whose events are probably applied.

@@ -159,7 +159,7 @@ func (r *Reader) followSegments(ctx context.Context, g *generation.Row) (more bo
 		}
 		r.cursor.read, moved = lowest.Position, true
 		if g.IsReplaying() {
-			n, err := Count(limited, r.Host.Log, r.Projector.Rules.Filter.Types, was, lowest.Position)
+			n, err := Count(limited, r.Host.Log, r.Filter().Types, was, lowest.Position)
 			if err != nil {
 				return false, err
 			}
@@ -181,7 +181,7 @@ func (r *Reader) followSegments(ctx context.Context, g *generation.Row) (more bo
 // lookForEnd looks whether few events are left of a rebuild. Then one reader applies the rest, and makes
 // the generation live. A read model that is rebuilt in place has only to reach the end of the log.
 func (r *Reader) lookForEnd(ctx context.Context, g *generation.Row, c *provider.Checkpoint) error {
-	page, err := r.checkedPage(ctx, provider.LogQuery{After: r.at.Place.Position, Filter: r.Projector.Rules.Filter, Limit: pageSize, NoData: true})
+	page, err := r.checkedPage(ctx, provider.LogQuery{After: r.at.Place.Position, Filter: r.Filter(), Limit: pageSize, NoData: true})
 	if err != nil {
 		return err
 	}

@@ -94,6 +94,7 @@ type Message struct {
 	Replayed   bool             // another generation has applied it: its output is dropped
 	Contested  bool             // another generation may apply it at the same time
 	Skipped    bool             // an operator has skipped it in an earlier generation
+	Lacking    []string         // handlers that take it and that this program does not have
 	decoding   decoding
 }
 
@@ -136,12 +137,8 @@ func (p *Projector) Accept(d *Received, parked *provider.Parked) *Message {
 		m.Lane, attempts, names = parked.Lane, max(parked.Attempts, 1), parked.Handlers
 		m.Replayed = IsReplayed(parked)
 		m.Mark = p.Marks && len(names) == 0
-	case d.Key != "" && !p.Rules.Alone:
-		m.Lane = provider.LaneOfKey(d.Key)
-	case d.ID != "":
-		m.Lane = provider.LaneOfMessage(d.ID)
 	default:
-		m.Lane = provider.LaneOfMessage("\x00" + string(d.Msg.Payload))
+		m.Lane = p.laneOf(d.Key, cmp.Or(d.ID, "\x00"+string(d.Msg.Payload)))
 	}
 	known := p.Types.Has(d.Raw.Type)
 	ignored := known && len(p.ByType[d.Raw.Type]) == 0 || !known && p.Rules.SkipUnknown
@@ -149,6 +146,13 @@ func (p *Projector) Accept(d *Received, parked *provider.Parked) *Message {
 		return nil
 	}
 	cause := p.take(m, known, names)
+	p.setAside(m, cause, attempts, names)
+	return m
+}
+
+// setAside makes a message one that is set aside for a cause, unless that is nil. names are those of the handlers that
+// are to run it, if they are known.
+func (p *Projector) setAside(m *Message, cause error, attempts int, names []string) {
 	switch needs := m.needs(names); {
 	case cause == nil:
 	case provider.ClassOf(cause) != provider.ClassUnable:
@@ -157,11 +161,10 @@ func (p *Projector) Accept(d *Received, parked *provider.Parked) *Message {
 		m.Aside = &Aside{Cause: permanent(provider.CodeOf(cause), cause.Error()), Attempts: attempts}
 	default:
 		m.Aside = &Aside{Cause: cause, Needs: needs}
-		if parked != nil {
-			m.Aside.Attempts = parked.Attempts
+		if m.Parked != nil {
+			m.Aside.Attempts = m.Parked.Attempts
 		}
 	}
-	return m
 }
 
 // needs returns what a program must have to apply a message: Parked.Needs. names are those of the handlers that it is
@@ -225,15 +228,18 @@ func (p *Projector) has() (all []string) {
 			}
 		}
 	}
+	for _, name := range p.Rules.Removed {
+		all = append(all, provider.NeedHandler(name, provider.AnyType))
+	}
 	return slices.Compact(slices.Sorted(slices.Values(all)))
 }
 
 // Lacks returns why this program does not have what a message needs, or nil.
 func (p *Projector) Lacks(needs string) error {
+	can := provider.Capability{Has: p.Has}
 	for one := range strings.SplitSeq(needs, "\n") {
-		_, has := slices.BinarySearch(p.Has, one)
 		switch {
-		case has:
+		case can.Meets(one):
 		case one == provider.NeedDecoder:
 			return ErrNoDecoder
 		case strings.HasPrefix(one, "handler "):
@@ -251,19 +257,49 @@ func (p *Projector) LacksDecoder(parked *provider.Parked) bool {
 	return parked != nil && !p.Rules.Decodes && !isOwn(parked.Headers) && (parked.Type != "" || len(parked.Handlers) > 0)
 }
 
-// Taken returns the messages of the events of the log that the projector takes.
-func (p *Projector) Taken(events []eventstore.Raw, log string) []*Message {
-	msgs := make([]*Message, 0, len(events))
-	for _, raw := range events {
-		if len(p.ByType[raw.Type]) == 0 && !slices.Contains(p.Rules.Categories, provider.Category(raw.Stream)) {
-			continue
-		}
-		if m := p.Accept(Logged(raw, log), nil); m != nil {
-			m.Mark, m.Position = p.Keeps.Markers, raw.Position
-			msgs = append(msgs, m)
+// Lacking are the handlers of a generation that this program does not have, by the type of their events.
+type Lacking map[string][]provider.Began
+
+// Of returns the names of those that take an event.
+func (l Lacking) Of(e *eventstore.Raw) (names []string) {
+	for _, b := range l[e.Type] {
+		if b.Position < e.Position {
+			names = append(names, b.Handler)
 		}
 	}
+	return names
+}
+
+// Taken returns the messages of the events of the log that the projector takes. One that handlers of lacking take too is to
+// be set aside, for a program that has all of them.
+func (p *Projector) Taken(events []eventstore.Raw, log string, lacking Lacking) []*Message {
+	msgs := make([]*Message, 0, len(events))
+	for _, raw := range events {
+		names := lacking.Of(&raw)
+		if len(p.ByType[raw.Type])+len(names) == 0 && !slices.Contains(p.Rules.Categories, provider.Category(raw.Stream)) {
+			continue
+		}
+		m := p.Accept(Logged(raw, log), nil)
+		if m == nil && len(names) > 0 { // this program ignores its type
+			m = &Message{Received: Logged(raw, log), Lane: p.laneOf(raw.Stream, raw.ID)}
+		}
+		if m == nil {
+			continue
+		}
+		if m.Mark, m.Position, m.Lacking = p.Keeps.Markers, raw.Position, names; len(names) > 0 {
+			p.setAside(m, ErrNoHandler, 1, names)
+		}
+		msgs = append(msgs, m)
+	}
 	return msgs
+}
+
+// laneOf returns the lane of a message with a key, or an id.
+func (p *Projector) laneOf(key, id string) provider.Lane {
+	if key != "" && !p.Rules.Alone {
+		return provider.LaneOfKey(key)
+	}
+	return provider.LaneOfMessage(id)
 }
 
 // UnitOf returns the messages as a unit has them.
@@ -298,6 +334,9 @@ func (m *Message) Row(b provider.Build, fresh []bool, class provider.Class, code
 		if !named && fresh[j] { // the unit writes its marker, so only this field lists it
 			row.Handlers = append(row.Handlers, h.Name)
 		}
+	}
+	if !named {
+		row.Handlers = append(row.Handlers, m.Lacking...)
 	}
 	return row
 }

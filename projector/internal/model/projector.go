@@ -50,6 +50,7 @@ type Rules struct {
 	SkipUnknown bool
 	Segments    int
 	OnChange    generation.How
+	Removed     []string             // handlers that an earlier program had, by their full names
 	Categories  []string             // whose events of unregistered types are read too
 	Filter      eventstore.LogFilter // of the log; empty with Categories: see Taken
 	Decodes     bool                 // the runner has a decoder for messages of other software
@@ -76,12 +77,13 @@ const (
 )
 
 // HandlersFor returns the handlers of an event type: all, or those with one of names if there are
-// names. ok is false if this program does not have a handler of names.
+// names. ok is false if this program does not have a handler of names, unless it was removed.
 func (p *Projector) HandlersFor(eventType string, names []string) (found []provider.Handler, ok bool) {
-	all, missing := p.ByType[eventType], slices.Clone(names)
+	all := p.ByType[eventType]
 	if len(names) == 0 {
 		return all, true
 	}
+	missing := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return slices.Contains(p.Rules.Removed, name) })
 	for _, h := range all {
 		before := len(missing)
 		missing = slices.DeleteFunc(missing, func(name string) bool { return slices.Contains(h.Names(), name) })

@@ -211,7 +211,7 @@ func (s *Switcher) behindNow(ctx context.Context, projector string) (behind []ev
 // been applied before later ones are looked at.
 func (s *Switcher) behind(ctx context.Context, l provider.Live, changes bool) (behind []eventstore.Raw, err error) {
 	r, open := s.Reader, map[string]bool{}
-	q := provider.LogQuery{After: r.At().Place.Position, Filter: r.Projector.Rules.Filter, Limit: lookPage, Unsettled: true}
+	q := provider.LogQuery{After: r.At().Place.Position, Filter: r.Filter(), Limit: lookPage, Unsettled: true}
 	for {
 		page, err := r.Host.Page(ctx, q)
 		if err != nil {
