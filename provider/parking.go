@@ -16,11 +16,12 @@ import (
 type Parking interface {
 	// Due returns the first messages of due lanes, by build and lane, the lanes in order of their due time: of each
 	// one message, or up to f.Each if these are ClassHeld or ClassUnable. A lane whose first message is stuck is never
-	// due. One whose first message is ClassUnable is due if f.Needs has its need, and comes first.
+	// due. One whose first message is unable (Parked.IsUnable) is due if f.Needs has its need, and comes first.
 	Due(ctx context.Context, f DueFilter) ([]Parked, error)
 
 	// Needs returns what the first messages of lanes of these builds wait for: each need of a build once, in order, at
-	// most MaxNeeds of a build. The cost grows with the number of needs, and not with that of messages.
+	// most MaxNeeds of a build. The cost grows with the number of needs, and not with that of messages. It may return
+	// needs of other open messages too.
 	Needs(ctx context.Context, builds []Build) ([]Need, error)
 
 	// Try counts an attempt at p, which Due has returned, and makes its lane due only after again has passed. So
@@ -61,7 +62,7 @@ type Parked struct {
 	Attempts int       `json:"attempts"`          // attempts that failed or have begun, in any process
 	Version  string    `json:"version,omitempty"` // projector.RunnerConfig.Version of the program that parked it or failed last
 	At       time.Time `json:"at"`
-	DueAt    time.Time `json:"due_at,omitzero"` // when a runner tries its lane again; zero if it waits for an operator, or for a program
+	DueAt    time.Time `json:"due_at,omitzero"` // when a runner tries its lane again; zero if it waits for an operator, or is unable
 
 	State      ParkedState `json:"state"`
 	ResolvedAt time.Time   `json:"resolved_at,omitzero"` // when it was replayed or skipped
@@ -244,9 +245,13 @@ func (f *ParkedFilter) Selects(p *Parked) bool {
 // IsDue reports whether p, which is the first message of its lane, can be tried.
 func (p *Parked) IsDue(now time.Time) bool { return !p.DueAt.IsZero() && !p.DueAt.After(now) }
 
-// has reports whether p is ClassUnable, and f has its need.
+// IsUnable reports whether p, while it waits, waits for a program that has what it needs. The class decides: a program that
+// does not know Needs gives p another class and leaves its Needs. Without Needs, p has a due time as others do.
+func (p *Parked) IsUnable() bool { return p.Class == ClassUnable && p.Needs != "" }
+
+// has reports whether p waits, is unable, and f has its need.
 func (f *DueFilter) has(p *Parked) bool {
-	return p.Class == ClassUnable && slices.ContainsFunc(f.Needs, func(n Need) bool {
+	return p.State == StateWaiting && p.IsUnable() && slices.ContainsFunc(f.Needs, func(n Need) bool {
 		return n.Projector == p.Projector && n.Number() == p.Generation && n.Needs == p.Needs
 	})
 }
@@ -259,7 +264,7 @@ func (f *DueFilter) Due(firsts []Parked, lane func(first Parked, n int) []Parked
 	slices.SortStableFunc(firsts, func(a, b Parked) int { return a.DueAt.Compare(b.DueAt) })
 	for _, first := range firsts[:min(f.Keys, len(firsts))] {
 		for i, p := range lane(first, f.Each) {
-			waits := (p.Class == ClassHeld || f.has(&p)) && p.State == StateWaiting
+			waits := p.Class == ClassHeld && p.State == StateWaiting || f.has(&p)
 			if i == 0 || waits {
 				p.DueAt = first.DueAt
 				due = append(due, p)
@@ -276,7 +281,7 @@ func (f *DueFilter) Due(firsts []Parked, lane func(first Parked, n int) []Parked
 func NeedsOf(b Build, firsts []Parked) (all []Need) {
 	since := map[string]time.Time{}
 	for _, p := range firsts {
-		if at, ok := since[p.Needs]; p.Class == ClassUnable && (!ok || p.At.Before(at)) {
+		if at, ok := since[p.Needs]; p.IsUnable() && (!ok || p.At.Before(at)) {
 			since[p.Needs] = p.At
 		}
 	}
@@ -300,14 +305,14 @@ func (p *Parked) Try(listed *Parked, limit int, again time.Duration, now time.Ti
 	return true, true
 }
 
-// Wait makes p wait for this time from now, once it is the first of its lane. A negative time makes it stuck. With
-// ClassUnable it waits without a due time.
+// Wait makes p wait for this time from now, once it is the first of its lane. A negative time makes it stuck. One
+// that is unable waits without a due time.
 func (p *Parked) Wait(after time.Duration, now time.Time) {
 	p.State, p.DueAt = StateWaiting, now.Add(after)
 	if after < 0 {
 		p.State = StateStuck
 	}
-	if after < 0 || p.Class == ClassUnable {
+	if after < 0 || p.IsUnable() {
 		p.DueAt = time.Time{}
 	}
 }

@@ -56,36 +56,62 @@ const (
 
 	never = `'0001-01-01 00:00Z'::timestamptz` // the zero time
 
-	// Selects from each due lane its first message, or all up to the limit while they are of class held, or have one of the
-	// needs. Each lane costs the same. If no lanes are given, the index that due_at > '-infinity' selects finds the due ones.
+	// Selects from each due lane its first message, or all up to the limit while they are of class held. Each lane
+	// costs the same. If no lanes are given, the index that due_at > '-infinity' selects finds the due ones.
 	dueSQL = `
+with ck as materialized (select clock_timestamp() t),
+h as materialized (
+	select n.projector, n.generation, n.o, h.lane, h.due_at from ck, unnest($1::text[], $2::int[]) with ordinality n(projector, generation, o), lateral (` +
+		dueHolds + `) h)` + dueMessages + `class` + dueRest
+
+	// The same for a program that has the needs $6 to $8. A lane that begins with one of them comes first, and its other
+	// messages that need one count as held. Usually such a lane has no due time; if an earlier program gave it one, it is found twice.
+	dueAbleSQL = `
 with ck as materialized (select clock_timestamp() t),
 has as materialized (select * from unnest($6::text[], $7::int[], $8::text[]) n(projector, generation, needs)),
 h as materialized (
 	select n.projector, n.generation, n.o, h.lane, h.due_at from ck, unnest($1::text[], $2::int[]) with ordinality n(projector, generation, o), lateral (
-		select distinct u.lane, '-infinity'::timestamptz as due_at from has, lateral (
-			select p.lane from kinora.parked p
-			where p.projector = n.projector and p.generation = n.generation and p.needs = has.needs and p.needs <> '' and p.state = 'waiting'
-				and ($5::bytea[] is null or p.lane = any($5::bytea[]))
-			order by p.id limit $3::bigint) u
-		where has.projector = n.projector and has.generation = n.generation
-		union all (
-			select lane, due_at from kinora.holds
-			where holds.projector = n.projector and holds.generation = n.generation and due_at <= ck.t
-				and ($5::bytea[] is not null or due_at > '-infinity') and ($5::bytea[] is null or lane = any($5::bytea[]))
-			order by due_at limit $3::bigint)
-		order by due_at limit $3::bigint) h)
+		select lane, min(due_at) as due_at from (
+			select p.lane, '-infinity'::timestamptz as due_at from has, lateral (
+				select lane from kinora.parked p
+				where $5::bytea[] is null and p.projector = n.projector and p.generation = n.generation and p.needs = has.needs and p.needs <> ''
+					and p.state = 'waiting' and p.class = 'unable' and p.id = (
+						select id from kinora.parked
+						where parked.projector = n.projector and parked.generation = n.generation and parked.lane = p.lane and parked.lane <> '' and state in ('waiting', 'stuck')
+						order by id limit 1)
+					and (select true from kinora.holds where holds.projector = n.projector and holds.generation = n.generation and holds.lane = p.lane limit 1)
+				order by p.id limit $3::bigint) p
+			where has.projector = n.projector and has.generation = n.generation
+			union all
+			select p.lane, '-infinity' from unnest($5::bytea[]) l(lane), lateral (
+				select projector, generation, lane, state, class, needs from kinora.parked
+				where parked.projector = n.projector and parked.generation = n.generation and parked.lane = l.lane and parked.lane <> '' and state in ('waiting', 'stuck')
+				order by id limit 1) p
+			where p.state = 'waiting' and ` + isAble + `
+				and (select true from kinora.holds where holds.projector = n.projector and holds.generation = n.generation and holds.lane = p.lane limit 1)
+			union all (` + dueHolds + `)) h
+		group by lane order by due_at limit $3::bigint) h)` + dueMessages + `case when ` + isAble + ` then 'held' else class end as class` + dueRest
+
+	dueHolds = `
+		select lane, due_at from kinora.holds
+		where holds.projector = n.projector and holds.generation = n.generation and due_at <= ck.t
+			and ($5::bytea[] is not null or due_at > '-infinity') and ($5::bytea[] is null or lane = any($5::bytea[]))
+		order by due_at limit $3::bigint`
+
+	isAble = `p.class = 'unable' and p.needs <> '' and (p.projector, p.generation, p.needs) in (select projector, generation, needs from has)`
+
+	dueMessages = `
 select ` + parkedColumns + `, case when isfinite(h.due_at) then h.due_at else ` + never + ` end from h, lateral (
 	select id from (
-		select id, state, row_number() over o as n, count(*) filter (where state <> 'waiting' or class <> 'held' and not able) over o as counted
+		select id, state, row_number() over o as n, count(*) filter (where class <> 'held' or state <> 'waiting') over o as counted
 		from (
-			select id, class, state, needs <> '' and exists (
-				select from has where has.projector = h.projector and has.generation = h.generation and has.needs = parked.needs) as able
-			from kinora.parked
-			where parked.projector = h.projector and parked.generation = h.generation and parked.lane = h.lane and parked.lane <> '' and state in ('waiting', 'stuck')
+			select id, state, `
+
+	dueRest = ` from kinora.parked p
+			where p.projector = h.projector and p.generation = h.generation and p.lane = h.lane and p.lane <> '' and state in ('waiting', 'stuck')
 			order by id limit $4::bigint) f
 		window o as (order by id)) f
-	where f.counted = 0 or f.n = 1 and f.state = 'waiting' and h.due_at > '-infinity') f, lateral (select * from kinora.parked where id = f.id limit 1) p
+	where f.counted = 0 or f.n = 1 and f.state = 'waiting') f, lateral (select * from kinora.parked where id = f.id limit 1) p
 order by h.o, h.due_at, h.lane, p.id`
 )
 
@@ -94,14 +120,19 @@ func (db *Provider) Due(ctx context.Context, f provider.DueFilter) ([]provider.P
 	projectors := mapSlice(f.Builds, func(b *provider.Build) string { return b.Projector })
 	generations := mapSlice(f.Builds, func(b *provider.Build) int { return b.Number() })
 	lanes := mapSlice(f.Lanes, func(l *provider.Lane) []byte { return l[:] })
-	list, err := read(ctx, db, "list due messages", provider.CheckDueFilter(f), scanParked, dueSQL, planned,
-		projectors, generations, max(f.Keys, 0), max(f.Each, 1), lanes,
-		mapSlice(f.Needs, func(n *provider.Need) string { return n.Projector }), mapSlice(f.Needs, func(n *provider.Need) int { return n.Number() }),
-		mapSlice(f.Needs, func(n *provider.Need) string { return n.Needs }))
+	sql, args := dueSQL, []any{planned, projectors, generations, max(f.Keys, 0), max(f.Each, 1), lanes}
+	if len(f.Needs) > 0 {
+		sql, args = dueAbleSQL, append(args,
+			mapSlice(f.Needs, func(n *provider.Need) string { return n.Projector }),
+			mapSlice(f.Needs, func(n *provider.Need) int { return n.Number() }),
+			mapSlice(f.Needs, func(n *provider.Need) string { return storable(n.Needs) }))
+	}
+	list, err := read(ctx, db, "list due messages", provider.CheckDueFilter(f), scanParked, sql, args...)
 	return list, classifyOwn(ctx, err)
 }
 
-// The walk skips from need to need by the index; null ends it.
+// The walk skips from need to need by the index; null ends it. Its condition is that of the index, so it also finds waiting
+// messages of other classes.
 const needsSQL = `
 select b.projector, b.generation, n.needs, p.parked_at from unnest($1::text[], $2::int[]) with ordinality b(projector, generation, o), lateral (
 	with recursive n as (
@@ -124,6 +155,9 @@ func (db *Provider) Needs(ctx context.Context, builds []provider.Build) ([]provi
 	columns := func(n *provider.Need) []any { return []any{&n.Projector, &n.Generation, &n.Needs, scanTime(&n.Since)} }
 	all, err := read(ctx, db, "list needs", provider.CheckDueFilter(provider.DueFilter{Builds: builds}), into(columns), needsSQL, planned,
 		projectors, generations, provider.MaxNeeds)
+	for i := range all {
+		all[i].Needs = original(all[i].Needs)
+	}
 	return all, classifyOwn(ctx, err)
 }
 
@@ -223,7 +257,7 @@ func scanParked(row pgx.CollectableRow) (provider.Parked, error) {
 	var class, state string
 	err := row.Scan(&p.Seq, &p.Projector, &p.Generation, &p.Handler, &p.Handlers, &p.MessageID, &p.Topic, &p.Key, &p.Lane, &p.Type, &p.Payload, &p.Headers,
 		&class, &p.Needs, &p.Code, &p.Error, &p.Attempts, &p.Version, &p.At, &state, &p.ResolvedAt, &p.By, &p.Reason, &p.DueAt)
-	for _, text := range []*string{&p.Handler, &p.MessageID, &p.Topic, &p.Key, &p.Type, &p.Code, &p.Error, &p.Version, &p.By, &p.Reason} {
+	for _, text := range []*string{&p.Handler, &p.MessageID, &p.Topic, &p.Key, &p.Type, &p.Needs, &p.Code, &p.Error, &p.Version, &p.By, &p.Reason} {
 		*text = original(*text)
 	}
 	p.Headers = inHeaders(p.Headers, original)
@@ -407,18 +441,18 @@ with gone as (delete from kinora.parked where id = any($1::bigint[]) and resolve
 update kinora.parked set state = 'replayed', resolved_at = clock_timestamp() where id = any($1::bigint[]) and resolved_by <> ''`
 
 	// The caller has locked these lanes; changed is the first message that it changed in each. A lane without
-	// messages is no longer held. If its first message is stuck, it waits for a person. If that is one of $2,
+	// messages is no longer held. If its first message is stuck or unable, it has no due time. If that is one of $2,
 	// the lane is due after its delay. Otherwise it is due now, unless that precedes all changed ones.
 	releaseSQL = `
 with ck as materialized (select clock_timestamp() t),
 l as materialized (
 	select l.*, f.* from json_to_recordset($1::json) l(projector text, generation int, lane bytea, changed bigint) left join lateral (
-		select id, state, needs from kinora.parked
+		select id, state, class, needs from kinora.parked
 		where parked.projector = l.projector and parked.generation = l.generation and parked.lane = l.lane and parked.lane <> '' and state in ('waiting', 'stuck')
 		order by id limit 1) f on true),
 gone as (delete from kinora.holds h using l where h.projector = l.projector and h.generation = l.generation and h.lane = l.lane and l.id is null)
 update kinora.holds h set due_at = case
-	when l.state = 'stuck' or l.needs <> '' then 'infinity'
+	when l.state = 'stuck' or l.class = 'unable' and l.needs <> '' then 'infinity'
 	when l.id < l.changed then h.due_at
 	else ck.t + coalesce(a.after, 0) / 1000 * interval '1 microsecond' end
 from ck, l left join json_to_recordset($2::json) a(id bigint, after bigint) on a.id = l.id
@@ -476,9 +510,9 @@ func (w *unit) queueResolved(c provider.Closing) {
 	w.Queue(w.db.q(releaseSQL), jsonList(changed), stay)
 }
 
-// dueAfter returns the time until the lane of a message is due, or nil if it waits for a person or a program.
+// dueAfter returns the time until the lane of a message is due, or nil if the message is stuck or unable.
 func dueAfter(a *provider.Aside) *int64 {
-	if after := int64(a.After); after >= 0 && a.Parked.Class != provider.ClassUnable {
+	if after := int64(a.After); after >= 0 && !a.Parked.IsUnable() {
 		return &after
 	}
 	return nil
@@ -497,7 +531,7 @@ func (w *unit) rows(asides []provider.Aside) string {
 			"message_id": storable(p.MessageID), "marker_id": markerID(p.MessageID),
 			"topic": storable(p.Topic), "key": storable(p.Key), "lane": fmt.Sprintf(`\x%x`, p.Lane), "type": storable(p.Type),
 			"payload": fmt.Sprintf(`\x%x`, p.Payload), "headers": inHeaders(p.Headers, storable),
-			"class": p.Class.String(), "needs": p.Needs, "code": storable(p.Code), "error": storable(p.Error), "attempts": p.Attempts, "version": storable(p.Version),
+			"class": p.Class.String(), "needs": storable(p.Needs), "code": storable(p.Code), "error": storable(p.Error), "attempts": p.Attempts, "version": storable(p.Version),
 			"state": state.String(), "after": a.After,
 		}
 		if w.IsReplay() {

@@ -29,6 +29,19 @@ func fillParked(t *testing.T, db *postgres.DB, projector string, n, inLane int) 
 	require.NoError(t, err)
 }
 
+// fillUnable parks n messages of a projector by SQL that need one of three things, each in a lane with another one behind it.
+func fillUnable(t *testing.T, db *postgres.DB, projector string, n int) {
+	t.Helper()
+	_, err := db.Pool().Exec(t.Context(), `
+		insert into kinora.parked (projector, generation, handler, handlers, message_id, marker_id, topic, key, lane, type, payload, headers, class, needs, code, attempts, version)
+		select $1::text, 1, 'p/a', '{p/a}', 'u' || g || '-' || i, 'u' || g || '-' || i, '', '', sha256(('u' || g)::bytea), '', repeat('x', 1000)::bytea, '{}',
+			case when i = 1 then 'unable' else 'held' end, case when i = 1 then 'event t ' || g % 3 + 2 else '' end, '', 0, '' from generate_series(1, $2::int) g, generate_series(1, 2) i`, projector, n)
+	require.NoError(t, err)
+	_, err = db.Pool().Exec(t.Context(), `
+		insert into kinora.holds (projector, generation, lane, due_at) select $1::text, 1, sha256(('u' || g)::bytea), 'infinity' from generate_series(1, $2::int) g`, projector, n)
+	require.NoError(t, err)
+}
+
 // pages returns how many pages a call reads, by the server's statistics. A connection adds what it has read up to ten seconds
 // later, so those of filled, on which rows were written before the call, add theirs first.
 func pages(t *testing.T, pool *pgxpool.Pool, call func(), filled ...*postgres.DB) int {
@@ -229,6 +242,7 @@ func TestThePlansOfParkedMessages(t *testing.T) {
 			}
 			fillParked(t, db, "p", 20_000, 1)
 			fillParked(t, db, "other", 20_000, 1)
+			fillUnable(t, db, "p", 20_000)
 			if when == "after" {
 				exec("vacuum analyze kinora.holds, kinora.parked")
 			}
@@ -237,8 +251,13 @@ func TestThePlansOfParkedMessages(t *testing.T) {
 				args []any
 				want []string
 			}{
-				"dueSQL":          {[]any{[]string{"p"}, []int{1}, 10, 10, nil}, []string{"using holds_due_idx on holds", "using parked_lane_idx on parked", "using parked_pkey on parked"}},
-				"dueSQL, lanes":   {[]any{[]string{"p"}, []int{1}, 10, 10, lane}, []string{"using holds_pkey on holds", "using parked_lane_idx on parked", "using parked_pkey on parked"}},
+				"dueSQL":        {[]any{[]string{"p"}, []int{1}, 10, 10, nil}, []string{"using holds_due_idx on holds", "using parked_lane_idx on parked", "using parked_pkey on parked"}},
+				"dueSQL, lanes": {[]any{[]string{"p"}, []int{1}, 10, 10, lane}, []string{"using holds_pkey on holds", "using parked_lane_idx on parked", "using parked_pkey on parked"}},
+				"dueAbleSQL": {[]any{[]string{"p"}, []int{1}, 10, 10, nil, []string{"p", "p"}, []int{1, 1}, []string{"event t 2", "event t 4"}}, []string{
+					"using parked_needs_idx on parked", "using holds_pkey on holds", "using holds_due_idx on holds", "using parked_lane_idx on parked", "using parked_pkey on parked"}},
+				"dueAbleSQL, lanes": {[]any{[]string{"p"}, []int{1}, 10, 10, lane, []string{"p"}, []int{1}, []string{"event t 2"}}, []string{
+					"using holds_pkey on holds", "using parked_lane_idx on parked", "using parked_pkey on parked"}},
+				"needsSQL":        {[]any{[]string{"p"}, []int{1}, 1000}, []string{"Index Only Scan using parked_needs_idx on parked", "Index Scan using parked_needs_idx on parked"}},
 				"trySQL":          {[]any{"p", lane[0], 1, 0, []string{}, 5, 1, 1}, []string{"using holds_pkey on holds", "using parked_lane_idx on parked"}},
 				"lockLanesSQL":    {[]any{"p", 1, lane}, []string{"using holds_pkey on holds"}},
 				"awaitLanesSQL":   {[]any{"p", 1, lane}, []string{"using holds_pkey on holds"}},

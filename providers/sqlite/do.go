@@ -299,13 +299,13 @@ func (u *unit) resolve(ctx context.Context, p *provider.Unit, s provider.Resolut
 }
 
 // parkMessage parks a message, or stores why message ?1 failed again. It is tried in ?4 ms if it is the
-// first of its lane; if ?4 is null, it waits for what it needs (?19) or, if that is empty, is stuck. One that is parked already gets the handlers too. One
+// first of its lane and ?4 is not null. One that is parked already gets the handlers too. One
 // without handlers is for all, and has no markers; the handlers of the new one then have theirs.
 const parkMessage = `
 insert into kinora_parked (
 	id, projector, generation, lane, state, due_at, class, needs, code, error, attempts, handler, handlers, version, message_id, topic, key, type,
 	parked_at, headers, payload)
-values (?1, ?2, ?17, ?3, iif(?4 is null and ?19 = '', 'stuck', 'waiting'), iif(exists (
+values (?1, ?2, ?17, ?3, ?20, iif(exists (
 		select 1 from kinora_parked indexed by kinora_parked_lane
 		where open = 1 and projector = ?2 and generation = ?17 and lane = ?3 and id < coalesce(?1, ` + lastID + `)), null, ` + clock + ` + ?4),
 	?5, ?19, ?6, ?18, ?7, ?8, coalesce(?9, '[]'), ?10, ?11, ?12, ?13, ?14, ` + clock + `, ?15, ?16)
@@ -321,14 +321,18 @@ func (u *unit) park(ctx context.Context, p *provider.Unit, asides []provider.Asi
 	for _, a := range asides {
 		m, is := &p.Messages[a.Message], &a.Parked
 		var seq, due any
+		state := provider.StateWaiting
 		if m.Parked != nil {
 			seq = m.Parked.Seq
 		}
-		if a.After >= 0 && is.Class != provider.ClassUnable {
+		switch {
+		case a.After < 0:
+			state = provider.StateStuck
+		case !is.IsUnable():
 			due = millis(a.After)
 		}
 		_, err := u.exec(ctx, parkMessage, seq, p.Projector, m.Lane[:], due, is.Class.String(), is.Code, is.Attempts, is.Handler,
-			anyOf(is.Handlers), is.Version, is.MessageID, is.Topic, is.Key, is.Type, encodeHeaders(is.Headers), blobOf(is.Payload), p.Build().Generation, is.Error, is.Needs)
+			anyOf(is.Handlers), is.Version, is.MessageID, is.Topic, is.Key, is.Type, encodeHeaders(is.Headers), blobOf(is.Payload), p.Build().Generation, is.Error, is.Needs, state.String())
 		if err != nil {
 			return err
 		}
@@ -336,10 +340,10 @@ func (u *unit) park(ctx context.Context, p *provider.Unit, asides []provider.Asi
 	return nil
 }
 
-// dueNow makes the first messages of the lanes ?1 due if they wait and have no due time.
+// dueNow makes the first messages of the lanes ?1 due if they wait, have no due time, and are not unable.
 const dueNow = `
 update kinora_parked set due_at = ` + clock + `
-where due_at is null and state = 'waiting' and needs = '' and id in (
+where due_at is null and state = 'waiting' and (class <> 'unable' or needs = '') and id in (
 	select (
 		select id from kinora_parked indexed by kinora_parked_lane
 		where open = 1 and projector = j.value ->> 'projector' and generation = j.value ->> 'generation' and lane = unhex(j.value ->> 'lane') order by id limit 1)

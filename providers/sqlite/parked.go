@@ -17,9 +17,11 @@ import (
 const lastID = `9223372036854775807`
 
 // dueParked lists the first messages of due lanes of generation ?5, of the lanes ?4 or, if that is null, of all:
-// one of each lane, or up to ?3 of class held or with one of the needs ?6. Lanes that begin with one of these come first.
+// one of each lane, or up to ?3 of class held or with one of the needs ?6, in hexadecimal. Lanes that begin with one of
+// these come first.
 const dueParked = `
-with due (id, lane, class, due_at) as materialized (
+with has (needs) as materialized (select cast(unhex(value) as text) from json_each(?6)),
+due (id, lane, class, due_at) as materialized (
 	select id, lane, class, due_at from kinora_parked indexed by kinora_parked_due
 	where ?4 is null and projector = ?1 and generation = ?5 and due_at <= ` + clock + `
 	union all
@@ -32,14 +34,20 @@ with due (id, lane, class, due_at) as materialized (
 	order by due_at limit ?2),
 able (id, lane, class, due_at) as materialized (
 	select id, lane, 'held', 0 from kinora_parked p indexed by kinora_parked_needs
-	where open = 1 and needs <> '' and projector = ?1 and generation = ?5 and needs in (select value from json_each(?6)) and state = 'waiting' and due_at is null
-		and (?4 is null or hex(lane) in (select value from json_each(?4)))
+	where ?4 is null and open = 1 and needs <> '' and projector = ?1 and generation = ?5 and needs in has and class = 'unable' and state = 'waiting' and due_at is null
 		and id = (
 			select id from kinora_parked f indexed by kinora_parked_lane
 			where f.open = 1 and f.projector = ?1 and f.generation = ?5 and f.lane = p.lane order by f.id limit 1)
+	union all
+	select id, lane, 'held', 0 from kinora_parked
+	where needs <> '' and needs in has and class = 'unable' and state = 'waiting' and due_at is null and id in (
+		select (
+			select id from kinora_parked indexed by kinora_parked_lane
+			where open = 1 and projector = ?1 and generation = ?5 and lane = unhex(j.value) order by id limit 1)
+		from json_each(?4) j)
 	limit ?2),
 front (id, due_at, others) as (
-	select p.id, due.due_at, sum(p.state <> 'waiting' or p.class <> 'held' and p.needs not in (select value from json_each(?6))) over (partition by due.lane order by p.id)
+	select p.id, due.due_at, sum(p.state <> 'waiting' or p.class <> 'held' and (p.class <> 'unable' or p.needs not in has)) over (partition by due.lane order by p.id)
 	from (select * from able union all select * from due order by due_at limit ?2) due cross join kinora_parked p on p.id in (
 		select id from kinora_parked indexed by kinora_parked_lane
 		where open = 1 and projector = ?1 and generation = ?5 and lane = due.lane and id <= iif(due.class = 'held', ` + lastID + `, due.id)
@@ -57,7 +65,7 @@ func (d *Provider) Due(ctx context.Context, f provider.DueFilter) (due []provide
 		has := []string{}
 		for _, n := range f.Needs {
 			if n.Projector == b.Projector && n.Number() == b.Number() {
-				has = append(has, n.Needs)
+				has = append(has, fmt.Sprintf("%X", n.Needs)) // it may be invalid UTF-8
 			}
 		}
 		listed, err = parkedOf(ctx, d.reads, dueParked, b.Projector, max(f.Keys, 0), max(f.Each, 0), anyOf(f.Lanes), b.Number(), jsonOf(has))
@@ -66,7 +74,8 @@ func (d *Provider) Due(ctx context.Context, f provider.DueFilter) (due []provide
 	return result(due, "list due messages", err)
 }
 
-// listNeeds walks the index from need to need.
+// listNeeds walks the index from need to need. Its condition is that of the index, so it also finds stuck messages and
+// those of other classes.
 const listNeeds = `
 with recursive n (needs, i) as (
 	select min(needs), 1 from kinora_parked indexed by kinora_parked_needs where open = 1 and needs <> '' and projector = ?1 and generation = ?2

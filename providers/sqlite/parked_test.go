@@ -136,6 +136,13 @@ func TestParkedPlans(t *testing.T) {
 		{"due", func() { require.Equal(t, []string{"a1", "b1"}, due(t, db)) }, [][]string{{
 			"SEARCH kinora_parked USING INDEX kinora_parked_due (projector=? AND generation=? AND due_at<?)",
 			"SEARCH p USING INTEGER PRIMARY KEY (rowid=?)", upto, dueAt,
+			"SEARCH p USING INDEX kinora_parked_needs (projector=? AND generation=? AND needs=?)",
+			"SEARCH f USING COVERING INDEX kinora_parked_lane (projector=? AND generation=? AND lane=?)",
+		}}},
+		{"needs", func() { ok(db.Needs(ctx, []provider.Build{totals})) }, [][]string{{
+			"SEARCH kinora_parked USING COVERING INDEX kinora_parked_needs (projector=? AND generation=?)",
+			"SEARCH p USING COVERING INDEX kinora_parked_needs (projector=? AND generation=? AND needs>?)",
+			"SEARCH p USING INDEX kinora_parked_needs (projector=? AND generation=? AND needs=?)",
 		}}},
 		{"due in lanes", func() { require.Equal(t, []string{"b1"}, due(t, db, provider.LaneOfKey("b"))) }, [][]string{{byID, inLane, upto}}},
 		{"try", func() {

@@ -20,7 +20,7 @@ import (
 // plan returns SQLite's plan of a statement.
 func plan(t *testing.T, db *sql.DB, query string) (all []string) {
 	t.Helper()
-	args := []any{"[]", "[]", 3, 4, []byte("5"), "6", 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18}
+	args := []any{"[]", "[]", 3, 4, []byte("5"), "6", 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20}
 	n := 0
 	for i := range args {
 		if regexp.MustCompile(fmt.Sprintf(`\?%d\b`, i+1)).MatchString(query) {
