@@ -134,6 +134,69 @@ var units = []Mutant{
 		Tests: []Test{{"./providers/memory", "TestConformance/Units/Runs/a_lane_is_emptied_in_order"}},
 	},
 	{
+		Name: "unable_is_due",
+		What: "a message that the program cannot apply is due as others are, so each program tries it again and again",
+		Edits: []Edit{
+			{File: "provider/parking.go", Old: "if after < 0 || p.IsUnable() {", New: "if after < 0 {"},
+			{File: "providers/sqlite/do.go", Old: "case !is.IsUnable():", New: "default:"},
+			{File: "providers/postgres/parked.go", Old: "return a.Parked.IsUnable() })", New: "return false })"},
+		},
+		Tests: []Test{
+			{"./providers/memory", "TestConformance/Parking/Needs/a_message_that_needs_something"},
+			{"./providers/sqlite", "TestConformance/Parking/Needs/a_message_that_needs_something"},
+			{"./providers/postgres", "TestConformance/Parking/Needs/a_message_that_needs_something"},
+		},
+	},
+	{
+		Name: "unable_replayed",
+		What: "an operator's replay makes a message due that the program cannot apply",
+		Edits: []Edit{
+			{File: "providers/sqlite/do.go", Old: " and (class <> 'unable' or needs = '')", New: ""},
+			{File: "providers/postgres/parked.go", Old: "when l.class = 'unable' and l.needs <> '' then", New: "when false then"},
+		},
+		Tests: []Test{
+			{"./providers/sqlite", "TestConformance/Parking/Needs/a_person's_decision"},
+			{"./providers/postgres", "TestConformance/Parking/Needs/a_person's_decision"},
+		},
+	},
+	{
+		Name: "need_of_any_build",
+		What: "a need of one generation or projector counts for all",
+		Edits: []Edit{
+			{File: "provider/parking.go", Old: "return n.Projector == p.Projector && n.Number() == p.Generation && n.Needs == p.Needs", New: "return n.Needs == p.Needs"},
+			{File: "providers/sqlite/parked.go", Old: "if n.Projector == b.Projector && n.Number() == b.Number() {", New: "{"},
+			{File: "providers/postgres/parked.go", Old: "where has.projector = n.projector and has.generation = n.generation", New: "where true"},
+			{File: "providers/postgres/parked.go", Old: "(p.projector, p.generation, p.needs) in (select projector, generation, needs from has)", New: "p.needs in (select needs from has)"},
+		},
+		Tests: []Test{
+			{"./providers/memory", "TestConformance/Parking/Needs/a_need_of_one_build"},
+			{"./providers/sqlite", "TestConformance/Parking/Needs/a_need_of_one_build"},
+			{"./providers/postgres", "TestConformance/Parking/Needs/a_need_of_one_build"},
+		},
+	},
+	{
+		Name: "unable_of_any_class",
+		What: "a message that an earlier program gave another class, and left its needs, waits for a program and is never due",
+		Edits: []Edit{
+			{File: "provider/parking.go", Old: `return p.Class == ClassUnable && p.Needs != ""`, New: `return p.Needs != ""`},
+			{File: "providers/sqlite/do.go", Old: "(class <> 'unable' or needs = '')", New: "needs = ''"},
+			{File: "providers/postgres/parked.go", Old: "when l.class = 'unable' and l.needs <> '' then", New: "when l.needs <> '' then"},
+		},
+		Tests: []Test{
+			{"./providers/memory", "TestConformance/Parking/Needs/the_class_decides"},
+			{"./providers/sqlite", "TestConformance/Parking/Needs/the_class_decides"},
+			{"./providers/postgres", "TestConformance/Parking/Needs/the_class_decides"},
+		},
+	},
+	{
+		Name: "unable_behind_others",
+		What: "messages behind others take the places of the search for those whose needs the program has",
+		Edits: []Edit{
+			{File: "providers/postgres/parked.go", Old: "and p.class = 'unable' and case when p.id = (", New: "and p.class = 'unable' and case when p.id >= ("},
+		},
+		Tests: []Test{{"./providers/postgres", "TestConformance/Parking/Needs/a_need_behind_another_message"}},
+	},
+	{
 		Name: "first_before_lock",
 		What: "a unit of a counted message reads which message is the first of the lane without waiting for the lane's lock",
 		Edits: []Edit{ // either lock alone would hide the loss of the other

@@ -56,6 +56,9 @@ const (
 
 	never = `'0001-01-01 00:00Z'::timestamptz` // the zero time
 
+	// The due time of a lane whose first message is unable. That of a lane which waits for a person is infinity.
+	unableUntil = `'9999-12-30 00:00Z'::timestamptz`
+
 	// Selects from each due lane its first message, or all up to the limit while they are of class held. Each lane
 	// costs the same. If no lanes are given, the index that due_at > '-infinity' selects finds the due ones.
 	dueSQL = `
@@ -65,7 +68,8 @@ h as materialized (
 		dueHolds + `) h)` + dueMessages + `class` + dueRest
 
 	// The same for a program that has the needs $6 to $8. A lane that begins with one of them comes first, and its other
-	// messages that need one count as held. Usually such a lane has no due time; if an earlier program gave it one, it is found twice.
+	// messages that need one count as held. If an earlier program made such a lane due, it is found twice.
+	// With a case, the planner expects that many messages are the first of their lanes: it walks the index and sorts none.
 	dueAbleSQL = `
 with ck as materialized (select clock_timestamp() t),
 has as materialized (select * from unnest($6::text[], $7::int[], $8::text[]) n(projector, generation, needs)),
@@ -75,11 +79,11 @@ h as materialized (
 			select p.lane, '-infinity'::timestamptz as due_at from has, lateral (
 				select lane from kinora.parked p
 				where $5::bytea[] is null and p.projector = n.projector and p.generation = n.generation and p.needs = has.needs and p.needs <> ''
-					and p.state = 'waiting' and p.class = 'unable' and p.id = (
+					and p.state = 'waiting' and p.class = 'unable' and case when p.id = (
 						select id from kinora.parked
 						where parked.projector = n.projector and parked.generation = n.generation and parked.lane = p.lane and parked.lane <> '' and state in ('waiting', 'stuck')
 						order by id limit 1)
-					and (select true from kinora.holds where holds.projector = n.projector and holds.generation = n.generation and holds.lane = p.lane limit 1)
+					then (select true from kinora.holds where holds.projector = n.projector and holds.generation = n.generation and holds.lane = p.lane limit 1) end
 				order by p.id limit $3::bigint) p
 			where has.projector = n.projector and has.generation = n.generation
 			union all
@@ -201,7 +205,7 @@ const (
 	parkedSQL = `
 select ` + parkedColumns + `, coalesce((
 	select due_at from kinora.holds h
-	where h.projector = p.projector and h.generation = p.generation and h.lane = p.lane and isfinite(due_at) and p.state in ('waiting', 'stuck') limit 1), ` + never + `)
+	where h.projector = p.projector and h.generation = p.generation and h.lane = p.lane and isfinite(due_at) and due_at < ` + unableUntil + ` and p.state in ('waiting', 'stuck') limit 1), ` + never + `)
 from kinora.parked p where ` + parkedFilter + ` order by p.id limit $11::bigint`
 
 	// Locks the lanes of the selected messages, in the same order as units do.
@@ -423,8 +427,8 @@ parked as (
 	where p.state in ('waiting', 'stuck') and not excluded.handlers <@ p.handlers
 	returning p.lane)
 insert into kinora.holds as h (projector, generation, lane, due_at)
-select $1::text, $2::int, l.lane, case when l.after is null then 'infinity' else ck.t + l.after / 1000 * interval '1 microsecond' end
-from ck, unnest($4::bytea[], $5::bigint[]) l(lane, after) where l.lane in (select lane from parked) order by l.lane
+select $1::text, $2::int, l.lane, case when l.after < 0 then 'infinity' when l.unable then ` + unableUntil + ` else ck.t + l.after / 1000 * interval '1 microsecond' end
+from ck, unnest($4::bytea[], $5::bigint[], $6::bool[]) l(lane, after, unable) where l.lane in (select lane from parked) order by l.lane
 on conflict on constraint holds_pkey do update set due_at = h.due_at`
 
 	parkedAs = `handler, handlers, message_id, marker_id, topic, key, lane, type, payload, headers, class, needs, code, error, attempts, version, state`
@@ -441,7 +445,7 @@ with gone as (delete from kinora.parked where id = any($1::bigint[]) and resolve
 update kinora.parked set state = 'replayed', resolved_at = clock_timestamp() where id = any($1::bigint[]) and resolved_by <> ''`
 
 	// The caller has locked these lanes; changed is the first message that it changed in each. A lane without
-	// messages is no longer held. If its first message is stuck or unable, it has no due time. If that is one of $2,
+	// messages is no longer held. If its first message is stuck, it waits for a person; if it is unable, for a program. If that is one of $2,
 	// the lane is due after its delay. Otherwise it is due now, unless that precedes all changed ones.
 	releaseSQL = `
 with ck as materialized (select clock_timestamp() t),
@@ -452,7 +456,8 @@ l as materialized (
 		order by id limit 1) f on true),
 gone as (delete from kinora.holds h using l where h.projector = l.projector and h.generation = l.generation and h.lane = l.lane and l.id is null)
 update kinora.holds h set due_at = case
-	when l.state = 'stuck' or l.class = 'unable' and l.needs <> '' then 'infinity'
+	when l.state = 'stuck' then 'infinity'
+	when l.class = 'unable' and l.needs <> '' then ` + unableUntil + `
 	when l.id < l.changed then h.due_at
 	else ck.t + coalesce(a.after, 0) / 1000 * interval '1 microsecond' end
 from ck, l left join json_to_recordset($2::json) a(id bigint, after bigint) on a.id = l.id
@@ -479,7 +484,8 @@ func (w *unit) queueClosing(ctx context.Context, c provider.Closing) error {
 		holds := c.Holds(&w.Unit, w.found)
 		w.Queue(w.db.q(parkSQL), w.Projector, w.Generation, w.rows(c.Park),
 			mapSlice(holds, func(a *provider.Aside) []byte { return a.Parked.Lane[:] }),
-			mapSlice(holds, dueAfter))
+			mapSlice(holds, func(a *provider.Aside) int64 { return int64(a.After) }),
+			mapSlice(holds, func(a *provider.Aside) bool { return a.Parked.IsUnable() }))
 	}
 	w.queueAdvance()
 	w.begin(ofCommit)
@@ -508,14 +514,6 @@ func (w *unit) queueResolved(c provider.Closing) {
 	w.Queue(w.db.q(updateParkedSQL), stay)
 	w.Queue(w.db.q(resolveSQL), s.Applied)
 	w.Queue(w.db.q(releaseSQL), jsonList(changed), stay)
-}
-
-// dueAfter returns the time until the lane of a message is due, or nil if the message is stuck or unable.
-func dueAfter(a *provider.Aside) *int64 {
-	if after := int64(a.After); after >= 0 && !a.Parked.IsUnable() {
-		return &after
-	}
-	return nil
 }
 
 // rows returns a JSON list of rows of kinora.parked. A text that PostgreSQL refuses is encoded.

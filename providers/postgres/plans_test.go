@@ -38,7 +38,7 @@ func fillUnable(t *testing.T, db *postgres.DB, projector string, n int) {
 			case when i = 1 then 'unable' else 'held' end, case when i = 1 then 'event t ' || g % 3 + 2 else '' end, '', 0, '' from generate_series(1, $2::int) g, generate_series(1, 2) i`, projector, n)
 	require.NoError(t, err)
 	_, err = db.Pool().Exec(t.Context(), `
-		insert into kinora.holds (projector, generation, lane, due_at) select $1::text, 1, sha256(('u' || g)::bytea), 'infinity' from generate_series(1, $2::int) g`, projector, n)
+		insert into kinora.holds (projector, generation, lane, due_at) select $1::text, 1, sha256(('u' || g)::bytea), '9999-12-30 00:00Z' from generate_series(1, $2::int) g`, projector, n)
 	require.NoError(t, err)
 }
 

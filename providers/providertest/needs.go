@@ -10,7 +10,7 @@ import (
 var needsCases = []testCase{
 	{
 		name: "a message that needs something", play: needsWaits,
-		rule: "A message of ClassUnable has no due time: its lane is due for who has its need, with the messages behind it; other lanes go on",
+		rule: "A message of ClassUnable has no due time and is not stuck: its lane is due for who has its need, with the messages behind it; other lanes go on",
 	},
 	{
 		name: "what is needed", play: needsListed,
@@ -27,6 +27,22 @@ var needsCases = []testCase{
 	{
 		name: "a person's decision", play: needsDecided,
 		rule: "A replay leaves a message of ClassUnable to who has its need; a skipped one makes the next due",
+	},
+	{
+		name: "a need behind another message", play: needsBehind,
+		rule: "A need counts once its message is the first of its lane: until then it takes no place of Due",
+	},
+	{
+		name: "lanes and needs", play: needsInLanes,
+		rule: "Due returns only messages of f.Lanes, also those whose needs the program has",
+	},
+	{
+		name: "the class decides", play: needsOfClass,
+		rule: "A message of another class with Needs, or of ClassUnable without, is due or stuck as others are: it does not wait for good",
+	},
+	{
+		name: "any bytes as a need", play: needsOfAnyBytes,
+		rule: "Needs returns needs byte for byte, and Due finds them",
 	},
 }
 
@@ -69,6 +85,14 @@ func needsWaits(s *stage) {
 	for _, p := range s.rows() {
 		s.require(p.Key == "b" || p.DueAt.IsZero(), "%s has no due time, not %v", p.MessageID, p.DueAt)
 		s.require((p.Needs != "") == (p.MessageID == "a1"), "what %s needs: %q", p.MessageID, p.Needs)
+	}
+	s.outcomes("of a lane that needs something", []string{"a1", "a2"}, provider.OutcomeWaiting, provider.OutcomeWaiting)
+	if o := provider.OperationsOf(s.store); o != nil {
+		all, err := o.Survey(s.ctx, 1000)
+		s.ok(err, "survey")
+		for _, b := range all.Builds {
+			s.require(b.Build != s.build() || b.Lanes.N == 2 && b.StuckLanes.N == 0, "two lanes are held, and none is stuck: %+v", b)
+		}
 	}
 	rows := s.able("event b 2")
 	same(s, "due with what it needs", idsOfParked(rows), []string{"a1", "a2", "a3", "b1"})
@@ -140,4 +164,70 @@ func needsDecided(s *stage) {
 	s.decide(provider.ParkedFilter{Seqs: []int64{rows[0].Seq}}, provider.StateSkipped, 1)
 	s.isDue("after it was skipped", "m-2")
 	same(s, "needs", s.needs(s.build()), nil)
+}
+
+func needsBehind(s *stage) {
+	s.park(-1, s.failed("a1", "a"))
+	s.park(0, s.unable("a2", "a", "event b 2"))
+	s.park(time.Hour, s.failed("b1", "b"), s.unable("b2", "b", "event b 2"))
+	s.park(0, s.unable("c1", "c", "event b 2"))
+	has := []provider.Need{{Build: s.build(), Needs: "event b 2"}}
+	due, err := s.db.Due(s.ctx, provider.DueFilter{Builds: []provider.Build{s.build()}, Needs: has, Keys: 1, Each: 10})
+	s.ok(err, "list due messages")
+	same(s, "due in one lane", idsOfParked(due), []string{"c1"})
+	s.decide(provider.ParkedFilter{Key: "a", Code: "panic"}, provider.StateSkipped, 1)
+	s.advance(2 * time.Hour)
+	s.isDue("without what they need", "b1")
+	due = s.able("event b 2")
+	same(s, "due with what they need", len(due), 3)
+	s.runs("the first of its lane", due[2:], true)
+	s.isDue("after it")
+	same(s, "due then", len(s.able("event b 2")), 3)
+}
+
+func needsInLanes(s *stage) {
+	s.park(0, s.unable("a1", "a", "event b 2"), s.behind("a2", "a"))
+	s.park(0, s.unable("b1", "b", "event b 2"))
+	s.park(0, s.unable("c1", "c", "event b 3"))
+	s.park(0, s.failed("d1", "d"))
+	f := provider.DueFilter{Builds: []provider.Build{s.build()}, Needs: []provider.Need{{Build: s.build(), Needs: "event b 2"}}, Keys: 10, Each: 10}
+	for _, key := range []string{"a", "c", "d"} {
+		f.Lanes = append(f.Lanes, provider.LaneOfKey(key))
+	}
+	due, err := s.db.Due(s.ctx, f)
+	s.ok(err, "list due messages")
+	same(s, "due", idsOfParked(due), []string{"a1", "a2", "d1"})
+}
+
+func needsOfClass(s *stage) {
+	p := s.park(0, s.unable("m-1", "a", "event b 2"))[0]
+	p.Class = provider.ClassPermanent
+	s.fails(p, time.Hour)
+	same(s, "due with the need of another class", len(s.able("event b 2")), 0)
+	s.advance(2 * time.Hour)
+	s.isDue("an hour later", "m-1")
+	s.fails(s.row(p.Seq), -1)
+	s.decide(provider.ParkedFilter{}, provider.StateWaiting, 1)
+	s.isDue("after a replay", "m-1")
+	p = s.row(p.Seq)
+	p.Class = provider.ClassUnable
+	s.fails(p, -1)
+	same(s, "due if it is stuck", len(s.able("event b 2")), 0)
+	s.states("stuck", []provider.Parked{p}, provider.StateStuck)
+	s.decide(provider.ParkedFilter{}, provider.StateWaiting, 1)
+	s.isDue("without what it needs")
+	p.Needs = ""
+	s.fails(p, 0)
+	s.isDue("if it needs nothing", "m-1")
+}
+
+func needsOfAnyBytes(s *stage) {
+	for i, needs := range []string{"event \x00 2", "event \xff 2", "event \uFFFDx 2", "event b 2\n\x1b[31m"} {
+		id := fmt.Sprint("m-", i)
+		p := s.park(0, s.unable(id, id, needs))[0]
+		same(s, "what it needs", p.Needs, needs)
+		same(s, "needs", s.needs(s.build()), []string{s.build().String() + ": " + needs})
+		same(s, "due", idsOfParked(s.able(needs)), []string{id})
+		s.runs("with what it needs", []provider.Parked{p}, true)
+	}
 }
