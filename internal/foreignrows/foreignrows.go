@@ -47,6 +47,19 @@ var Plain = map[string]map[string]string{
 	"task_trail":  {"task": "'v$'", "what": "'answered'"},
 }
 
+// together has more values of the rows of a table: those that are hostile together.
+var together = map[string][]map[string]string{
+	"parked": {
+		{"class": "'unable'"},
+		{"class": "'unable'", "needs": "repeat('x', 2000)"},
+		{"class": "'unable'", "needs": `E'\uFFFD\x01<script>\n'`},
+		{"class": "'unable'", "needs": "'event t 1'", "state": "'stuck'"},
+		{"class": "'unable'", "needs": "'event t 1'", "lane": "''"},
+		{"class": "'unable'", "needs": "'event t 1'", "attempts": "2147483647"},
+		{"class": "'held'", "needs": "'event t 1'"},
+	},
+}
+
 // ColumnsSQL returns the columns of a table of the schema kinora that a role may write, as Column.
 const ColumnsSQL = `
 select attname::text, format_type(coalesce(nullif(typbasetype, 0), atttypid), null)
@@ -56,13 +69,13 @@ where attrelid = ('kinora.' || $1)::regclass and attnum > 0 and not attisdropped
 // Column is a column of a table. Its type is that below its domain.
 type Column struct{ Name, Type string }
 
-// Row is a row with a hostile value in one column.
+// Row is a row with a hostile value in one column, or with values of several that are hostile together.
 type Row struct {
 	Table, Column, Value string
 	is                   map[string]string
 }
 
-// Of returns the rows of a table: plain with each hostile value of each column. It panics for a type without values.
+// Of returns the rows of a table: plain with each hostile value of each column, and with those together. It panics for a type without values.
 func Of(table string, columns []Column, plain map[string]string) (all []Row) {
 	for _, c := range columns {
 		if len(hostile[c.Type]) == 0 {
@@ -73,6 +86,11 @@ func Of(table string, columns []Column, plain map[string]string) (all []Row) {
 			is[c.Name] = value
 			all = append(all, Row{table, c.Name, value, is})
 		}
+	}
+	for _, values := range together[table] {
+		is := maps.Clone(plain)
+		maps.Copy(is, values)
+		all = append(all, Row{table, strings.Join(slices.Sorted(maps.Keys(values)), ", "), fmt.Sprint(values), is})
 	}
 	return all
 }

@@ -113,7 +113,14 @@ func othersGoOn(t *testing.T, db *postgres.DB, n int) {
 	require.NoError(t, stop())
 	require.Equal(t, []int{n}, listsOf(t, db)[stream])
 
+	builds := []provider.Build{{Projector: "v", Generation: 1}}
+	needs, err := db.Needs(ctx, builds)
+	require.NoError(t, err)
 	read := map[string]func() (any, error){
+		"needs": func() (any, error) { return needs, nil },
+		"due": func() (any, error) {
+			return db.Due(ctx, provider.DueFilter{Builds: builds, Needs: needs, Keys: 100, Each: 100})
+		},
 		"entries":     func() (any, error) { return db.Entries(ctx, provider.EntryFilter{}) },
 		"parked":      func() (any, error) { return db.Parked(ctx, projector.ParkedFilter{}) },
 		"tasks":       func() (any, error) { return db.Tasks(ctx, provider.TaskFilter{}) },
@@ -140,6 +147,45 @@ func othersGoOn(t *testing.T, db *postgres.DB, n int) {
 		_, err = json.Marshal(got)
 		require.NoError(t, err, name)
 	}
+}
+
+// Whatever class, needs and due time another hand gives a message, the message is due, stuck, or found by its need, and a
+// program that has all needs gets each message that waits once.
+// Promise: G1.16
+func TestAForeignNeedHidesNoMessage(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.OpenBusy(t, nil)
+	execAll(t, db, `
+		create table rows as select row_number() over () as n, class, needs, state, due_at
+		from unnest(array['unable', 'unknown', 'held', 'x']) class, unnest(array['', 'event t 1', repeat('x', 2000), E'\x01<script>\n', U&'\FFFD' || 'AA==']) needs,
+			unnest(array['waiting', 'stuck']) state, unnest('{2000-01-01,9999-12-30 00:00Z}'::timestamptz[]) due_at
+		where due_at < now() or class = 'unable' and needs <> '' and state = 'waiting'`,
+		`insert into kinora.parked (projector, generation, handler, handlers, message_id, marker_id, topic, key, lane, type, payload, headers, class, needs, code, attempts, version, state)
+		select 'p', 1, '', '{}', n, n, '', '', sha256(n::text::bytea), '', '', '{}', class, needs, '', 0, '', state from rows`,
+		`insert into kinora.holds (projector, generation, lane, due_at) select 'p', 1, sha256(n::text::bytea), due_at from rows`)
+	builds := []provider.Build{{Projector: "p", Generation: 1}}
+	needs, err := db.Needs(t.Context(), builds)
+	require.NoError(t, err)
+	require.Len(t, needs, 4)
+	ids := func(needs []provider.Need) (ids []string) {
+		due, err := db.Due(t.Context(), provider.DueFilter{Builds: builds, Needs: needs, Keys: 1000, Each: 10})
+		require.NoError(t, err)
+		for _, p := range due {
+			ids = append(ids, p.MessageID)
+		}
+		return ids
+	}
+	all, err := db.Parked(t.Context(), projector.ParkedFilter{Limit: 1000})
+	require.NoError(t, err)
+	require.Len(t, all, 44)
+	waiting, due := []string{}, ids(nil)
+	for _, p := range all {
+		if p.State == provider.StateWaiting {
+			waiting = append(waiting, p.MessageID)
+			require.True(t, slices.Contains(due, p.MessageID) || slices.ContainsFunc(needs, func(n provider.Need) bool { return n.Needs == p.Needs }), p)
+		}
+	}
+	require.ElementsMatch(t, waiting, ids(needs))
 }
 
 // A task that another program added under an id that no API accepts is renewed and changed as others are: it would take the
