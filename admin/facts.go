@@ -270,7 +270,7 @@ func unapplied(ctx context.Context, store Projectors, b provider.Build, events [
 		m := provider.Message{ID: e.ID, Position: e.Position}
 		for _, began := range takers[e.Type] {
 			if e.Position > began.Position {
-				m.Handlers = append(m.Handlers, provider.Handler{Name: began.Handler})
+				m.Handlers = append(m.Handlers, provider.Handler{Name: began.Handler, Was: began.Was})
 			}
 		}
 		if len(m.Handlers) > 0 {

@@ -314,3 +314,31 @@ func TestProgramsThatEachLackSomethingShareTheWork(t *testing.T) {
 		require.NoError(t, stop2())
 	})
 }
+
+// A renamed handler is known by its earlier names too. So a program that is rolled back goes on with it, and the next
+// deployment as well.
+// Promise: G7.10
+func TestAnOlderProgramKnowsARenamedHandler(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := newDB(t)
+		of := func(name string, was ...string) *projector.Projector[txn] {
+			return projector.Define("p", types, projector.Options{}, projector.On(name, note("a")).Was(was...))
+		}
+		n := 0
+		for _, p := range []*projector.Projector[txn]{of("old"), of("new", "old"), of("old"), of("new", "old"), of("new"), of("newest", "new"), of("new")} {
+			stop := fromLog(t, db, projector.RunnerConfig{}, p)
+			n++
+			write(t, db, "k-1", n)
+			time.Sleep(time.Second)
+			require.NoError(t, stop())
+			require.Equal(t, upTo(n), noted(db, "a", "k-1"), "with %s", p.Handlers())
+			require.Empty(t, parked(t, db))
+		}
+		stop := fromLog(t, db, projector.RunnerConfig{}, of("old")) // two renames ago: its program says nothing of "new"
+		write(t, db, "k-1", n+1)
+		time.Sleep(time.Second)
+		require.NoError(t, stop())
+		require.Len(t, parked(t, db), 1)
+	})
+}

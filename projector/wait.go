@@ -97,7 +97,7 @@ func (p *Projector[Tx]) begun(ctx context.Context, s State, open []provider.Ques
 		for i := range open {
 			q := &open[i]
 			at := slices.IndexFunc(c.Handlers, func(b provider.Began) bool {
-				return b.Type == types[q.MessageID] && slices.Contains(q.Names(), b.Handler)
+				return b.Type == types[q.MessageID] && b.Is(provider.Handler{Name: q.Handler, Was: q.Was})
 			})
 			if missing = missing || at < 0; at >= 0 && q.Position <= c.Handlers[at].Position {
 				return fmt.Errorf("%w: handler %s began at position %d, behind the event at %d",

@@ -61,7 +61,7 @@ func (p *markedPair[Tx, Outer]) SetCheckpoint(ctx context.Context, b Build, from
 		if err != nil || is.Mode == ModeEnded {
 			return false, err
 		}
-		if is.Mode != 0 && is.Lineage == to.Lineage && slices.Equal(is.Handlers, to.Handlers) {
+		if is.Mode != 0 && is.Lineage == to.Lineage && slices.EqualFunc(is.Handlers, to.Handlers, Began.equal) {
 			break
 		}
 		next := is

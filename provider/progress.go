@@ -65,9 +65,19 @@ type Checkpoint struct {
 
 // Began says that a handler takes the events of a type behind a position.
 type Began struct {
-	Handler  string `json:"handler"` // the full name
-	Type     string `json:"type"`
-	Position int64  `json:"position"`
+	Handler  string   `json:"handler"`       // the full name
+	Was      []string `json:"was,omitempty"` // its earlier full names, by which older programs know it
+	Type     string   `json:"type"`
+	Position int64    `json:"position"`
+}
+
+func (b Began) equal(c Began) bool {
+	return b.Handler == c.Handler && b.Type == c.Type && b.Position == c.Position && slices.Equal(b.Was, c.Was)
+}
+
+// Is reports whether a handler has one of the names.
+func (b *Began) Is(h Handler) bool {
+	return h.Name == b.Handler || slices.Contains(h.Was, b.Handler) || slices.Contains(b.Was, h.Name)
 }
 
 // Compare orders by handler, then by type.

@@ -12,74 +12,68 @@ import (
 // Handlers compares the handlers of this program with those that are recorded in a checkpoint.
 type Handlers struct {
 	byType  map[string][]provider.Handler
-	named   map[taken][]string // the handlers that have or had a name; there may be thousands
-	removed []string           // names of handlers that this program no longer has
+	removed []string // names of handlers that this program no longer has
 }
-
-// taken is a type of events, and the name of a handler that takes it.
-type taken struct{ eventType, handler string }
 
 // HandlersOf returns the handlers of a projector.
-func HandlersOf(p *model.Projector) *Handlers {
-	o := &Handlers{p.ByType, map[taken][]string{}, p.Rules.Removed}
-	for eventType, handlers := range o.byType {
-		for _, h := range handlers {
-			for _, name := range h.Names() {
-				o.named[taken{eventType, name}] = append(o.named[taken{eventType, name}], h.Name)
-			}
-		}
-	}
-	return o
-}
+func HandlersOf(p *model.Projector) *Handlers { return &Handlers{p.ByType, p.Rules.Removed} }
 
 // From returns the handlers and types of this program, and those that are recorded and that it lacks. What is recorded
 // keeps the position at which it began, and the others begin at a position.
 func (o *Handlers) From(recorded []provider.Began, position int64) (all []provider.Began) {
-	began := o.recorded(recorded)
+	was, lacking := o.compare(recorded)
 	for eventType, handlers := range o.byType {
-		for _, h := range handlers {
-			b := provider.Began{Handler: h.Name, Type: eventType, Position: position}
-			if at, ok := began[taken{eventType, h.Name}]; ok {
-				b.Position = at
+		for i, h := range handlers {
+			b := provider.Began{Handler: h.Name, Was: h.Was, Type: eventType, Position: position}
+			if at := was[eventType][i]; at != nil {
+				b.Position = at.Position
+				if slices.Contains(at.Was, h.Name) { // a newer program has renamed it
+					b = *at
+				}
 			}
 			all = append(all, b)
 		}
 	}
-	for _, lacking := range o.Lacking(recorded) {
-		all = append(all, lacking...)
-	}
+	all = append(all, lacking...)
 	slices.SortFunc(all, provider.Began.Compare)
 	return all
 }
 
-// recorded returns the positions at which recorded handlers of this program began.
-func (o *Handlers) recorded(all []provider.Began) map[taken]int64 {
-	began := map[taken]int64{}
-	for _, was := range all {
-		for _, handler := range o.named[taken{was.Type, was.Handler}] {
-			began[taken{was.Type, handler}] = was.Position
+// compare returns what is recorded of each handler of this program, nil if nothing is, and what is recorded of others that
+// were not removed.
+func (o *Handlers) compare(recorded []provider.Began) (own map[string][]*provider.Began, lacking []provider.Began) {
+	own = map[string][]*provider.Began{}
+	for eventType, handlers := range o.byType {
+		own[eventType] = make([]*provider.Began, len(handlers))
+	}
+	for k := range recorded {
+		b := &recorded[k]
+		i := slices.IndexFunc(o.byType[b.Type], b.Is)
+		switch {
+		case i >= 0:
+			own[b.Type][i] = b
+		case !slices.Contains(o.removed, b.Handler):
+			lacking = append(lacking, *b)
 		}
 	}
-	return began
+	return own, lacking
 }
 
 // Lacking returns the recorded handlers that this program does not have, and that were not removed: it may be an older
 // one.
 func (o *Handlers) Lacking(recorded []provider.Began) model.Lacking {
-	lacking := model.Lacking{}
-	for _, was := range recorded {
-		if len(o.named[taken{was.Type, was.Handler}]) == 0 && !slices.Contains(o.removed, was.Handler) {
-			lacking[was.Type] = append(lacking[was.Type], was)
-		}
+	byType := model.Lacking{}
+	_, lacking := o.compare(recorded)
+	for _, b := range lacking {
+		byType[b.Type] = append(byType[b.Type], b)
 	}
-	return lacking
+	return byType
 }
 
 // Match reports whether this program has, or lacks, the recorded handlers, and has no other ones.
 func (o *Handlers) Match(recorded []provider.Began) bool {
-	own := o.From(recorded, 0)
-	return slices.EqualFunc(own, recorded, func(a, b provider.Began) bool {
-		return a.Type == b.Type && (a.Handler == b.Handler || slices.Contains(o.named[taken{b.Type, b.Handler}], a.Handler))
+	return slices.EqualFunc(o.From(recorded, 0), recorded, func(a, b provider.Began) bool {
+		return a.Type == b.Type && b.Is(provider.Handler{Name: a.Handler, Was: a.Was})
 	})
 }
 
@@ -90,9 +84,12 @@ func (r *Reader) reportAdded(ctx context.Context, recorded []provider.Began) {
 		return
 	}
 	const most = 10_000
-	had, counted := r.Handlers.recorded(recorded), map[string]int{}
+	counted := map[string]int{}
 	for _, b := range r.at.Handlers {
-		if _, has := had[taken{b.Type, b.Handler}]; has || b.Position != r.at.Place.Position {
+		isRecorded := func(was provider.Began) bool {
+			return was.Type == b.Type && was.Is(provider.Handler{Name: b.Handler, Was: b.Was})
+		}
+		if b.Position != r.at.Place.Position || slices.ContainsFunc(recorded, isRecorded) {
 			continue
 		}
 		missed, ok := counted[b.Type]

@@ -209,7 +209,7 @@ func (o *own) taken(msgs []*model.Message) []*model.Message {
 		had := len(m.Handlers)
 		m.Handlers = slices.DeleteFunc(slices.Clone(m.Handlers), func(h provider.Handler) bool {
 			return slices.ContainsFunc(o.late, func(b provider.Began) bool {
-				return b.Type == m.Raw.Type && b.Handler == h.Name && m.Position <= b.Position
+				return b.Type == m.Raw.Type && b.Is(h) && m.Position <= b.Position
 			})
 		})
 		return had > 0 && len(m.Handlers) == 0

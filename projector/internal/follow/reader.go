@@ -199,7 +199,7 @@ func (r *Reader) byType() map[string][]provider.Handler {
 	for eventType, lacking := range r.lacking {
 		all[eventType] = slices.Clone(all[eventType])
 		for _, b := range lacking {
-			all[eventType] = append(all[eventType], provider.Handler{Name: b.Handler})
+			all[eventType] = append(all[eventType], provider.Handler{Name: b.Handler, Was: b.Was})
 		}
 	}
 	return all
