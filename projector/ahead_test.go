@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -20,8 +21,8 @@ type bag struct{ Items map[string]int }
 
 func appendBags(t *testing.T, db *memory.DB, n int) {
 	t.Helper()
-	for range n {
-		drafts, err := eventstore.NewTypes(eventstore.Type[bag]("bag")).Encode(t.Context(), bag{map[string]int{"first": 1}})
+	for i := range n {
+		drafts, err := eventstore.NewTypes(eventstore.Type[bag]("bag")).Encode(t.Context(), bag{map[string]int{"first": i}})
 		require.NoError(t, err)
 		_, err = db.Append(t.Context(), "k-1", eventstore.Any, drafts)
 		require.NoError(t, err)
@@ -35,15 +36,18 @@ func TestEventsAreDecodedAhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
 		appendBags(t, db, 4)
-		var decoded, first, fails atomic.Int32
+		var first, fails atomic.Int32
+		var decoded sync.Map // data of events
 		decode := func(data json.RawMessage) (json.RawMessage, error) {
-			decoded.Add(1)
+			decoded.Store(string(data), true)
 			return data, nil
 		}
 		types := eventstore.NewTypes(eventstore.Type[bag]("bag", decode))
-		var ahead []int32
+		var ahead []int // the number of events that were decoded before each call
 		changes := func(_ context.Context, _ txn, e eventstore.Event[bag]) error {
-			ahead = append(ahead, decoded.Load())
+			n := 0
+			decoded.Range(func(any, any) bool { n++; return true })
+			ahead = append(ahead, n)
 			if len(e.Data.Items) == 1 {
 				first.Add(1)
 			}
@@ -59,7 +63,7 @@ func TestEventsAreDecodedAhead(t *testing.T) {
 		time.Sleep(time.Minute)
 		require.NoError(t, stop())
 		require.EqualValues(t, 9, first.Load(), "every handler and attempt got what is stored")
-		require.EqualValues(t, 3, ahead[1], "the second event was decoded while the first one was applied")
+		require.Equal(t, 2, ahead[1], "the second event was decoded while the first one was applied")
 	})
 }
 
