@@ -31,6 +31,7 @@ var cells = []*cell{
 	rebuildCell,
 	rebuildPointsCell,
 	rebuildDeployCell,
+	deployCell,
 	rebuildVerifyCell,
 	redisCell,
 	taskPointsCell,

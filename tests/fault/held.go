@@ -24,6 +24,8 @@ declare
 begin
 	if new.code = 'crashed' and old.code is distinct from 'crashed' then
 		whats := array['suspects'];
+	elsif new.class = 'unable' then
+		whats := array['unable'];
 	elsif new.class not in ('held', 'transient') and new.code <> 'crashed' and (old is null or (old.class, old.code) <> (new.class, new.code)) then
 		whats := array[case new.code when '25P03' then 'ended_idle' when 'deadline' then 'late_handlers' else 'failures' end];
 	end if;
@@ -38,7 +40,7 @@ begin
 end $$;
 create trigger hold_against after insert or update on kinora.parked for each row execute function hold_against()`
 
-// heldAgainst counts suspects, failures, handlers that were later than their deadline, attempts at parked messages, or
+// heldAgainst counts suspects, failures, messages that a program was unable to apply, handlers that were later than their deadline, attempts at parked messages, or
 // attempts at suspects after an attempt that ended with its process.
 func (r *run) heldAgainst(what string) int {
 	return r.countOf(`select count(*) from held_against where what = $1`, what)

@@ -18,7 +18,8 @@ import (
 
 // programs are what a worker can run, by the name in More["program"].
 var programs = map[string]func(w *work) []task.Kind[pgx.Tx]{
-	"shop": (*work).shop, "bank": (*work).bank, "people": (*work).people, "code": (*work).code, "killers": (*work).killers, "crowd": (*work).crowd,
+	"deploy": (*work).deployed,
+	"shop":   (*work).shop, "bank": (*work).bank, "people": (*work).people, "code": (*work).code, "killers": (*work).killers, "crowd": (*work).crowd,
 }
 
 // labor runs a worker.

@@ -8,7 +8,7 @@ import (
 )
 
 func readEvents(ctx context.Context, pool *pgxpool.Pool) ([]stored, error) {
-	rows, err := pool.Query(ctx, `select data->>'command', stream, (data->>'n')::int, (data->>'amount')::bigint, version, id::text from kinora.events`)
+	rows, err := pool.Query(ctx, `select data->>'command', stream, (data->>'n')::int, coalesce(data->>'amount', data->>'delta')::bigint, version, id::text from kinora.events`)
 	if err != nil {
 		return nil, err
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -127,7 +126,7 @@ func (p *producer) command(ctx context.Context, s *slot, rnd *rand.Rand) {
 	defer cancel()
 	var at eventstore.Appended
 	var err error
-	if rnd.IntN(10) == 0 {
+	if rnd.IntN(10) == 0 && p.More["version"] == "" {
 		at, err = p.update(ctx, id, c)
 	} else {
 		at, err = p.append(ctx, c)
@@ -155,11 +154,11 @@ func (c command) event() moved { return moved{c.ID, c.Stream, c.N, c.Amount} }
 
 // append appends at exactly the version that the command expects.
 func (p *producer) append(ctx context.Context, c command) (eventstore.Appended, error) {
-	data, err := json.Marshal(c.event())
+	draft, err := p.draft(c)
 	if err != nil {
 		return eventstore.Appended{}, err
 	}
-	return p.db.Append(ctx, c.Stream, eventstore.Expected(c.N-1), []eventstore.Draft{{ID: c.ID, Type: movedAs, Schema: 1, Data: data}})
+	return p.db.Append(ctx, c.Stream, eventstore.Expected(c.N-1), []eventstore.Draft{draft})
 }
 
 // update appends through a repository.

@@ -93,15 +93,19 @@ func (w *work) read(ctx context.Context) error {
 func readerOf[Tx any](w *work, i int, exec func(context.Context, Tx, string, ...any) error) *projector.Projector[Tx] {
 	sql := fmt.Sprintf(readerSQL, readerPrefix(i))
 	var opts projector.Options
-	opts.Segments, _ = strconv.Atoi(w.More["segments"])
-	return projector.Define(readerName(i), types, opts, projector.OnEmit(movedAs,
-		func(ctx context.Context, tx Tx, e eventstore.Event[moved]) ([]outbox.Message, error) {
-			w.status.add(wordRead+i, 1)
-			if err := w.readerFails(i, e); err != nil {
-				return nil, err
-			}
-			return nil, exec(ctx, tx, sql, e.Data.Stream, e.Data.N, e.Data.Amount)
-		}))
+	if only := w.More["segmentsOf"]; only == "" || only == strconv.Itoa(i) {
+		opts.Segments, _ = strconv.Atoi(w.More["segments"])
+	}
+	return defined(w, readerName(i), opts, func(ctx context.Context, tx Tx, e eventstore.Event[moved]) ([]outbox.Message, error) {
+		w.status.add(wordRead+i, 1)
+		if err := w.readerFails(i, e); err != nil {
+			return nil, err
+		}
+		if err := exec(ctx, tx, sql, e.Data.Stream, e.Data.N, e.Data.Amount); err != nil || w.More["version"] == "" {
+			return nil, err
+		}
+		return nil, exec(ctx, tx, lagSQL, readerName(i), e.RecordedAt)
+	})
 }
 
 // watchedUnits is a provider that counts open units: a kill counts while there is one.

@@ -180,7 +180,7 @@ func newArms[Tx any](w *work, s *started, u provider.Units[Tx], exec func(contex
 	arm := func(name, prefix string, opts projector.Options) *projector.Projector[Tx] {
 		sql, exact := fmt.Sprintf(applySQL, prefix), name == exactName
 		opts.From.Position = w.From
-		return projector.Define(name, types, opts, projector.OnEmit(movedAs,
+		return defined(w, name, opts,
 			func(ctx context.Context, tx Tx, e eventstore.Event[moved]) ([]outbox.Message, error) {
 				if exact {
 					s.start(e.ID)
@@ -208,7 +208,7 @@ func newArms[Tx any](w *work, s *started, u provider.Units[Tx], exec func(contex
 					return nil, err
 				}
 				return out, exec(ctx, tx, sql, e.Data.Stream, e.Data.N, e.Data.Amount)
-			}))
+			})
 	}
 	both := &arms[Tx]{w: w, s: s, units: u}
 	for _, name := range w.Arms {
