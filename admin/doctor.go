@@ -303,19 +303,11 @@ func quote(word string) string {
 
 func (f *Facts) findParked() (found []provider.Finding) {
 	for _, p := range f.Projectors {
-		if p.StuckKeys.N == 0 {
+		if p.StuckKeys.N == 0 || p.State == "retired" {
 			continue
 		}
-		one := provider.Finding{
-			Check: provider.FindingParked, Title: fmt.Sprintf("Messages of the projector %s are stuck", p.Name),
-			Meaning: "A handler cannot apply them, and nobody retries them. Later messages of their keys wait, so the read model lacks all of these.",
-			Facts: facts("generation", fmt.Sprintf("%d (%s)", p.Generation, p.State), "keys that wait for a person", number(p.StuckKeys),
-				"messages of all keys", number(p.Parked), "oldest", f.ago(p.Oldest)),
-		}
-		if p.State != "live" {
-			one.Title = fmt.Sprintf("Messages of generation %d of the projector %s are stuck, which is not live", p.Generation, p.Name)
-			one.Meaning = "The read model that is live does not lack them. This generation would, if it became live."
-		}
+		one := p.findingOf("are stuck", "A handler cannot apply them, and nobody retries them. Later messages of their keys wait, so the read model lacks all of these.")
+		one.Facts = append(one.Facts, facts("keys that wait for a person", number(p.StuckKeys), "messages of all keys", number(p.Parked), "oldest", f.ago(p.Oldest))...)
 		for _, s := range f.stuck {
 			if s.First.Projector != p.Name || max(s.First.Generation, 1) != p.Generation {
 				continue
@@ -323,15 +315,7 @@ func (f *Facts) findParked() (found []provider.Finding) {
 			one.Facts = append(one.Facts, facts(fmt.Sprintf("message %d", s.First.Seq), fmt.Sprintf("key %s, type %s, handler %s, class %s, code %s, attempt %d; %s wait behind it",
 				quote(s.First.Key), s.First.Type, cmp.Or(s.First.Handler, "none"), s.First.Class, cmp.Or(s.First.Code, "none"), s.First.Attempts, number(s.Behind)))...)
 			if len(one.Remedy) == 0 {
-				which := fmt.Sprintf(" --seq %d", s.First.Seq)
-				if s.First.Key != "" {
-					which = " --key " + quote(s.First.Key)
-				}
-				one.Remedy = []string{
-					fmt.Sprintf("kinora parked show %d", s.First.Seq),
-					"kinora parked dry-run --projector " + p.Name + which + ` --reason "…"`,
-					"kinora parked replay --projector " + p.Name + which + ` --reason "…"`,
-				}
+				one.Remedy = p.remedyOf(s.First)
 			}
 		}
 		if len(one.Remedy) == 0 {
@@ -342,51 +326,124 @@ func (f *Facts) findParked() (found []provider.Finding) {
 	return found
 }
 
-// findNeeds finds what messages wait for that no service has which is alive.
+// findingOf returns a finding about messages of a generation. meaning is what it means for the live one.
+func (p *Projector) findingOf(what, meaning string) provider.Finding {
+	one := provider.Finding{
+		Check: provider.FindingParked, Title: fmt.Sprintf("Messages of the projector %s %s", p.Name, what), Meaning: meaning,
+		Facts: facts("generation", fmt.Sprintf("%d (%s)", p.Generation, p.State)),
+	}
+	if p.State != "live" {
+		one.Title = fmt.Sprintf("Messages of generation %d of the projector %s, which is not live, %s", p.Generation, p.Name, what)
+		one.Meaning = "The live read model does not lack them. This generation would, if it became live."
+	}
+	return one
+}
+
+// remedyOf returns the commands for a stuck message of a generation. A dry run uses the live one.
+func (p *Projector) remedyOf(m provider.Parked) []string {
+	which := fmt.Sprintf(" --seq %d", m.Seq)
+	if m.Key != "" {
+		which = " --key " + quote(m.Key)
+	}
+	show := fmt.Sprintf("kinora parked show %d", m.Seq)
+	dryRun := "kinora parked dry-run --projector " + p.Name + which + ` --reason "…"`
+	if p.State != "live" {
+		return []string{show, fmt.Sprintf(`kinora parked replay --projector %s --generation %d%s --reason "…"`, p.Name, p.Generation, which)}
+	}
+	return []string{show, dryRun, "kinora parked replay --projector " + p.Name + which + ` --reason "…"`}
+}
+
+const listedNeeds = 10 // the most needs of a finding
+
+// findNeeds finds what messages wait for that no living service has. A generation for a rollback counts only while
+// programs feed it.
 func (f *Facts) findNeeds() (found []provider.Finding) {
-	for _, n := range f.Needs {
-		if len(n.Able) > 0 {
+	for _, p := range f.Projectors {
+		if p.State == "retired" || p.State != "live" && p.Runners == 0 {
 			continue
 		}
-		of := fmt.Sprintf("%s, generation %d", n.Projector, n.Number())
-		found = append(found, provider.Finding{
-			Check: provider.FindingParked, Title: "Messages wait for a program that has what they need: " + of,
-			Meaning: "No service that is alive has it. The messages, and the later ones of their keys, wait without attempts, and are applied when such a program starts.",
-			Facts:   facts("they need", strings.ReplaceAll(n.Needs, "\n", ", "), "oldest", f.ago(n.Since)),
-			Remedy: []string{"deploy a program that has it, or start it again",
-				"kinora parked ls --projector " + n.Projector + " --class unable", "kinora parked skip --projector " + n.Projector + ` --seq N --reason "…"`},
-		})
+		one := p.findingOf("wait for a program that has what they need", "No living service has it. They, and the later messages of their keys, wait without attempts until one starts that has it.")
+		n := 0
+		for _, need := range f.Needs {
+			if need.Projector != p.Name || need.Number() != p.Generation || len(need.Able) > 0 {
+				continue
+			}
+			if n++; n <= listedNeeds {
+				one.Facts = append(one.Facts, facts("needs", need.Text()+", for "+f.ago(need.Since))...)
+			}
+		}
+		if n == 0 {
+			continue
+		}
+		if n > listedNeeds {
+			one.Facts = append(one.Facts, facts("needs", fmt.Sprintf("and %d more", n-listedNeeds))...)
+		}
+		one.Remedy = []string{"start a runner of " + p.Name + p.inVersion() + " that has it", fmt.Sprintf("kinora parked ls --projector %s --generation %d --class unable", p.Name, p.Generation)}
+		found = append(found, one)
 	}
 	return found
 }
 
-// findRequests finds requests that no service can answer which is alive.
+// findRequests finds requests that no living service can answer.
 func (f *Facts) findRequests() (found []provider.Finding) {
 	for _, a := range f.Requests {
-		i := slices.IndexFunc(f.Projectors, func(p Projector) bool { return p.Name == a.Name && p.State == "live" })
-		if a.State != provider.ActRequested || a.Kind != provider.PauseProjector || i < 0 || f.Projectors[i].Runners > 0 {
+		if a.State != provider.ActRequested || a.Verb != provider.VerbDryRun && a.Verb != provider.VerbVerify {
 			continue
 		}
-		p := f.Projectors[i]
-		one := provider.Finding{
-			Check: provider.FindingGone, Title: fmt.Sprintf("Nobody can answer request %d (%s of %s)", a.ID, a.Verb, a.Name),
-			Meaning: "A runner of the live version answers it, and none is alive.",
-			Facts:   facts("by", a.By, "since", f.ago(a.At), "version", p.version()),
-			Remedy:  []string{"start a runner of " + a.Name, fmt.Sprintf(`kinora acts cancel %d --reason "…"`, a.ID)},
+		p := f.live(a.Name)
+		needs := f.wanted[a.ID]
+		able, unable, others := 0, 0, 0
+		for c := range f.capable(a.Name) {
+			switch {
+			case !p.feeds(c):
+				others++
+			case needs != "" && !c.Meets(needs):
+				unable++
+			default:
+				able++
+			}
 		}
-		if p.Others > 0 {
-			one.Meaning = fmt.Sprintf("A runner of the live version answers it. None is alive, and %d of another version.", p.Others)
+		one := provider.Finding{
+			Check: provider.FindingGone, Title: fmt.Sprintf("Nobody can answer request %d: %s of %s", a.ID, a.Verb, a.Name),
+			Meaning: "No runner of " + a.Name + " runs.",
+			Facts:   facts("by", a.By, "requested", f.ago(a.At)),
+			Remedy:  []string{"start a runner of " + a.Name + p.inVersion(), fmt.Sprintf(`kinora acts cancel %d --reason "…"`, a.ID)},
+		}
+		switch {
+		case able > 0:
+			continue
+		case unable > 0:
+			one.Meaning = "No living runner has what its messages need."
+			one.Facts = append(one.Facts, facts("needs", textOfNeeds(needs))...)
+			one.Remedy[0] += " that has it"
+		case others > 0:
+			one.Meaning = p.otherVersion(others)
 		}
 		found = append(found, one)
 	}
 	return found
 }
 
-// version names the versions of programs that feed a generation.
-func (p *Projector) version() string {
+// otherVersion says that the only runners, n of them, are not those of the live version.
+func (p *Projector) otherVersion(n int) string {
+	if n == 1 {
+		return fmt.Sprintf("The live read model is that of version %s, and the only runner has another version.", p.versions())
+	}
+	return fmt.Sprintf("The live read model is that of version %s, and the only runners, %d, have another version.", p.versions(), n)
+}
+
+// inVersion names the versions of programs that feed a generation, for a sentence. It is empty if any does.
+func (p *Projector) inVersion() string {
+	if p.Versions == nil {
+		return ""
+	}
+	return " in version " + p.versions()
+}
+
+func (p *Projector) versions() string {
 	switch {
 	case p.Versions == nil:
-		return ""
+		return "any"
 	case p.Versions[0] == p.Versions[1]:
 		return fmt.Sprint(p.Versions[0])
 	}
@@ -422,9 +479,13 @@ func (f *Facts) findLags(later *Facts, l provider.DiagnosisLimits) (found []prov
 		}
 		switch {
 		case p.Runners == 0 && p.Others > 0:
-			one.Meaning = fmt.Sprintf("The live read model is that of version %s, and no runner of it runs, only %d of another version, which apply nothing to it. Readers see an old state.",
-				p.version(), p.Others)
-			one.Remedy = []string{fmt.Sprintf("start a runner of %s in version %s", p.Name, p.version())}
+			one.Meaning = p.otherVersion(p.Others) + " So nothing is applied, and readers see an old state."
+			one.Remedy = []string{"start a runner of " + p.Name + p.inVersion()}
+			for _, g := range later.Projectors {
+				if g.Name == p.Name && g.State == "standby" && g.Runners > 0 {
+					one.Remedy = append(one.Remedy, fmt.Sprintf(`kinora projectors promote %s %d --reason "…"`, p.Name, g.Generation))
+				}
+			}
 		case p.Runners == 0:
 			one.Meaning = "No runner of it runs. Readers see an old state."
 			one.Remedy = []string{"start a runner of " + p.Name}

@@ -2,8 +2,12 @@ package admin
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"iter"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
@@ -38,13 +42,19 @@ type Facts struct {
 
 	stuck    []provider.StuckLane
 	inFlight map[string]int64
+	wanted   map[int64]string // by the id of a request: what the messages of a dry run need
 }
 
-// Need is what messages of a generation need, and which services that are alive have it.
+// Need is what messages of a generation need, and which living services have it.
 type Need struct {
 	provider.Need
 	Able []string `json:"able,omitempty"` // their processes
 }
+
+// Text returns what is needed, for people.
+func (n *Need) Text() string { return textOfNeeds(n.Needs) }
+
+func textOfNeeds(needs string) string { return strings.ReplaceAll(needs, "\n", ", ") }
 
 // Log is the state of the log.
 type Log struct {
@@ -169,20 +179,39 @@ func (f *Facts) projector(b provider.SurveyedBuild, generations []projector.Gene
 		}
 	}
 	for _, s := range f.Services {
-		c := s.Capability(b.Projector)
-		switch {
-		case c == nil || !s.ExpiresAt.After(f.At):
-			continue
-		case p.feeds(c):
-			p.Runners++
-		default:
-			p.Others++
-		}
 		if s.Holder == p.Reader {
 			p.Reader = s.Process
 		}
 	}
+	for c := range f.capable(b.Projector) {
+		if p.feeds(c) {
+			p.Runners++
+		} else {
+			p.Others++
+		}
+	}
 	return p
+}
+
+// capable returns what the living services can do for a projector, and their processes.
+func (f *Facts) capable(projector string) iter.Seq2[*provider.Capability, string] {
+	return func(yield func(*provider.Capability, string) bool) {
+		for _, s := range f.Services {
+			if c := s.Capability(projector); c != nil && s.ExpiresAt.After(f.At) && !yield(c, s.Process) {
+				return
+			}
+		}
+	}
+}
+
+// live returns the facts of the live generation of a projector. They are empty if it has no checkpoint.
+func (f *Facts) live(projector string) Projector {
+	for _, p := range f.Projectors {
+		if p.Name == projector && p.State == "live" {
+			return p
+		}
+	}
+	return Projector{Name: projector}
 }
 
 // feeds reports whether a program feeds a generation.
@@ -193,26 +222,57 @@ func (p *Projector) feeds(c *provider.Capability) bool {
 // addNeeds adds what parked messages need.
 func (f *Facts) addNeeds(ctx context.Context, store Projectors) error {
 	var builds []provider.Build
-	for _, p := range f.Projectors {
+	of := map[provider.Build]*Projector{}
+	for i, p := range f.Projectors {
 		if p.Parked.N > 0 {
-			builds = append(builds, provider.Build{Projector: p.Name, Generation: p.Generation})
+			b := provider.Build{Projector: p.Name, Generation: p.Generation}
+			builds, of[b] = append(builds, b), &f.Projectors[i]
 		}
 	}
 	if len(builds) == 0 {
 		return nil
 	}
 	all, err := store.Needs(ctx, builds)
+	if err != nil {
+		return err
+	}
 	for _, n := range all {
-		i := slices.IndexFunc(f.Projectors, func(p Projector) bool { return p.Name == n.Projector && p.Generation == n.Number() })
 		one := Need{Need: n}
-		for _, s := range f.Services {
-			if c := s.Capability(n.Projector); c != nil && s.ExpiresAt.After(f.At) && f.Projectors[i].feeds(c) && c.Meets(n.Needs) {
-				one.Able = append(one.Able, s.Process)
+		for c, process := range f.capable(n.Projector) {
+			if of[n.Build].feeds(c) && c.Meets(n.Needs) {
+				one.Able = append(one.Able, process)
 			}
 		}
 		f.Needs = append(f.Needs, one)
 	}
-	return err
+	return f.addWanted(ctx, store)
+}
+
+// addWanted adds what the messages of requested dry runs need.
+func (f *Facts) addWanted(ctx context.Context, store Projectors) error {
+	f.wanted = map[int64]string{}
+	for _, a := range f.Requests {
+		var q provider.DryRunRequest
+		if a.State != provider.ActRequested || a.Verb != provider.VerbDryRun || json.Unmarshal(a.Detail, &q) != nil {
+			continue
+		}
+		q.Filter.Projector, q.Filter.Generation = a.Name, f.live(a.Name).Generation
+		rows, err := store.Parked(ctx, q.Filter)
+		if errors.Is(err, provider.ErrInput) { // any runner answers that
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		var needs []string
+		for _, row := range rows {
+			if row.Needs != "" {
+				needs = append(needs, strings.Split(row.Needs, "\n")...)
+			}
+		}
+		f.wanted[a.ID] = strings.Join(slices.Compact(slices.Sorted(slices.Values(needs))), "\n")
+	}
+	return nil
 }
 
 func rebuildOf(g projector.Generation) *Rebuild {

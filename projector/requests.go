@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -114,10 +115,12 @@ func (r *Runner) canAnswer(ctx context.Context, name string, a provider.Act) (bo
 	if a.Verb != provider.VerbDryRun || len(a.Detail) > 0 && json.Unmarshal(a.Detail, &q) != nil { // the answer says what is wrong with it
 		return true, nil
 	}
-	class := provider.ClassUnable
-	q.Filter.Projector, q.Filter.Generation, q.Filter.Class = name, f.Current().Generation, &class
+	q.Filter.Projector, q.Filter.Generation = name, f.Current().Generation
 	rows, err := r.host.Store.Parked(ctx, q.Filter)
-	return !slices.ContainsFunc(rows, func(p Parked) bool { return f.Projector.Lacks(p.Needs) != nil }), err
+	if errors.Is(err, ErrInput) { // as above
+		return true, nil
+	}
+	return !slices.ContainsFunc(rows, func(p Parked) bool { return p.Needs != "" && f.Projector.Lacks(p.Needs) != nil }), err
 }
 
 // lostRequest is the outcome of a request whose runner has ended. It is not begun again: if a message ends

@@ -46,24 +46,31 @@ from builds b
 			order by o.projector, o.generation, o.due_at limit $1::int) l) l,
 	lateral (
 		select count(*) as n from (
-			select from kinora.holds o where o.projector = b.projector and o.generation = b.generation and o.due_at = 'infinity' and o.due_at > '-infinity'
-			order by o.projector, o.generation, o.due_at limit $1::int) s) s
+			select lane from kinora.holds o where o.projector = b.projector and o.generation = b.generation and o.due_at = 'infinity' and o.due_at > '-infinity'
+			order by o.projector, o.generation, o.due_at limit $1::int) h,
+			lateral (` + firstOfHold + `) f where f.state = 'stuck') s
 order by b.projector, b.generation`
+
+	// firstOfHold is the first message of lane h of build b. A lane without a due time has one that is stuck, or that needs
+	// what no program has.
+	firstOfHold = `
+		select * from kinora.parked f
+		where f.projector = b.projector and f.generation = b.generation and f.lane >= h.lane and f.lane <= h.lane and f.lane <> '' and f.state in ('waiting', 'stuck')
+		order by f.lane, f.id limit 1`
 
 	surveyStuckSQL = `
 select ` + parkedNames + `''::bytea, '{}'::jsonb` + parkedFate + `, ` + never + `, behind.n
 from unnest($2::text[], $3::int[]) with ordinality b(projector, generation, o),
 	lateral (
-		select lane from kinora.holds h where h.projector = b.projector and h.generation = b.generation and h.due_at = 'infinity' and h.due_at > '-infinity'
-		order by h.projector, h.generation, h.due_at limit 10) h,
-	lateral (
-		select * from kinora.parked f
-		where f.projector = b.projector and f.generation = b.generation and f.lane >= h.lane and f.lane <= h.lane and f.lane <> '' and f.state in ('waiting', 'stuck')
-		order by f.lane, f.id limit 1) p,
+		select f.* from (
+			select lane from kinora.holds h where h.projector = b.projector and h.generation = b.generation and h.due_at = 'infinity' and h.due_at > '-infinity'
+			order by h.projector, h.generation, h.due_at limit $1::int) h,
+			lateral (` + firstOfHold + `) f
+		where f.state = 'stuck' limit 10) p,
 	lateral (
 		select count(*) - 1 as n from (
 			select from kinora.parked o
-			where o.projector = b.projector and o.generation = b.generation and o.lane >= h.lane and o.lane <= h.lane and o.lane <> '' and o.state in ('waiting', 'stuck')
+			where o.projector = b.projector and o.generation = b.generation and o.lane >= p.lane and o.lane <= p.lane and o.lane <> '' and o.state in ('waiting', 'stuck')
 			order by o.lane, o.id limit $1::int + 1) q) behind
 order by b.o, p.id`
 
