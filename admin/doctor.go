@@ -369,7 +369,7 @@ func (f *Facts) findNeeds() (found []provider.Finding) {
 				continue
 			}
 			if n++; n <= listedNeeds {
-				one.Facts = append(one.Facts, facts("needs", need.Text()+", for "+f.ago(need.Since))...)
+				one.Facts = append(one.Facts, facts("needs", NeedsText(need.Needs)+", for "+f.ago(need.Since))...)
 			}
 		}
 		if n == 0 {
@@ -387,63 +387,79 @@ func (f *Facts) findNeeds() (found []provider.Finding) {
 // findRequests finds requests that no living service can answer.
 func (f *Facts) findRequests() (found []provider.Finding) {
 	for _, a := range f.Requests {
-		if a.State != provider.ActRequested || a.Verb != provider.VerbDryRun && a.Verb != provider.VerbVerify {
-			continue
+		if one, ok := f.unanswered(a); ok {
+			found = append(found, one)
 		}
-		p := f.live(a.Name)
-		needs := f.wanted[a.ID]
-		able, unable, others := 0, 0, 0
-		for c := range f.capable(a.Name) {
-			switch {
-			case !p.feeds(c):
-				others++
-			case needs != "" && !c.Meets(needs):
-				unable++
-			default:
-				able++
-			}
-		}
-		one := provider.Finding{
-			Check: provider.FindingGone, Title: fmt.Sprintf("Nobody can answer request %d: %s of %s", a.ID, a.Verb, a.Name),
-			Meaning: "No runner of " + a.Name + " runs.",
-			Facts:   facts("by", a.By, "requested", f.ago(a.At)),
-			Remedy:  []string{"start a runner of " + a.Name + p.inVersion(), fmt.Sprintf(`kinora acts cancel %d --reason "…"`, a.ID)},
-		}
-		switch {
-		case able > 0:
-			continue
-		case unable > 0:
-			one.Meaning = "No living runner has what its messages need."
-			one.Facts = append(one.Facts, facts("needs", textOfNeeds(needs))...)
-			one.Remedy[0] += " that has it"
-		case others > 0:
-			one.Meaning = p.otherVersion(others)
-		}
-		found = append(found, one)
 	}
 	return found
 }
 
-// otherVersion says that the only runners, n of them, are not those of the live version.
-func (p *Projector) otherVersion(n int) string {
-	if n == 1 {
-		return fmt.Sprintf("The live read model is that of version %s, and the only runner has another version.", p.versions())
+// Unanswered returns why no living service can answer a request of Requests, or "".
+func (f *Facts) Unanswered(request int64) string {
+	for _, a := range f.Requests {
+		if one, _ := f.unanswered(a); a.ID == request {
+			return one.Meaning
+		}
 	}
-	return fmt.Sprintf("The live read model is that of version %s, and the only runners, %d, have another version.", p.versions(), n)
+	return ""
 }
 
-// inVersion names the versions of programs that feed a generation, for a sentence. It is empty if any does.
+func (f *Facts) unanswered(a provider.Act) (one provider.Finding, ok bool) {
+	if a.State != provider.ActRequested || a.Verb != provider.VerbDryRun && a.Verb != provider.VerbVerify {
+		return one, false
+	}
+	p := f.live(a.Name)
+	needs := f.wanted[a.ID]
+	unable, others := 0, 0
+	for c := range f.capable(a.Name) {
+		switch {
+		case !p.feeds(c):
+			others++
+		case needs != "" && !c.Meets(needs):
+			unable++
+		default:
+			return one, false
+		}
+	}
+	one = provider.Finding{
+		Check: provider.FindingGone, Title: fmt.Sprintf("Nobody can answer request %d: %s of %s", a.ID, a.Verb, a.Name),
+		Meaning: "No runner of " + a.Name + " runs.",
+		Facts:   facts("by", a.By, "requested", f.ago(a.At)),
+		Remedy:  []string{"start a runner of " + a.Name + p.inVersion(), fmt.Sprintf(`kinora acts cancel %d --reason "…"`, a.ID)},
+	}
+	switch {
+	case unable > 0:
+		one.Meaning = "No living runner has what its messages need."
+		one.Facts = append(one.Facts, facts("needs", NeedsText(needs))...)
+		one.Remedy[0] += " that has it"
+	case others > 0:
+		one.Meaning = p.otherVersion(others)
+	}
+	return one, true
+}
+
+// otherVersion says that the only runners, n of them, are not those of the live version.
+func (p *Projector) otherVersion(n int) string {
+	only := "the only runner has another version"
+	if n > 1 {
+		only = fmt.Sprintf("the only %d runners have another version", n)
+	}
+	return "The live read model is that of version " + p.VersionRange() + ", and " + only + "."
+}
+
+// inVersion is VersionRange for a sentence.
 func (p *Projector) inVersion() string {
 	if p.Versions == nil {
 		return ""
 	}
-	return " in version " + p.versions()
+	return " in version " + p.VersionRange()
 }
 
-func (p *Projector) versions() string {
+// VersionRange returns the versions of the programs that feed the generation, such as "2" or "1 to 3"; empty if any does.
+func (p *Projector) VersionRange() string {
 	switch {
 	case p.Versions == nil:
-		return "any"
+		return ""
 	case p.Versions[0] == p.Versions[1]:
 		return fmt.Sprint(p.Versions[0])
 	}

@@ -51,10 +51,8 @@ type Need struct {
 	Able []string `json:"able,omitempty"` // their processes
 }
 
-// Text returns what is needed, for people.
-func (n *Need) Text() string { return textOfNeeds(n.Needs) }
-
-func textOfNeeds(needs string) string { return strings.ReplaceAll(needs, "\n", ", ") }
+// NeedsText returns what a message needs (provider.Parked.Needs), for people.
+func NeedsText(needs string) string { return strings.ReplaceAll(needs, "\n", ", ") }
 
 // Log is the state of the log.
 type Log struct {

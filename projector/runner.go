@@ -244,6 +244,7 @@ func (r *Runner) begin(ctx context.Context) error {
 		}
 		if !r.src.isZero() {
 			r.presence.Follow(ctx)
+			r.reportLacking()
 		}
 	}
 	r.reportRenamed(ctx)
@@ -345,6 +346,26 @@ func (r *Runner) reportRenamed(ctx context.Context) {
 				r.cfg.Logger.Warn("the projector has no handler of this name, but markers of it. If it was renamed, declare the name with Was: "+
 					"otherwise redelivered messages take effect again. If it was removed, call marker.Drop", "projector", p.Name, "handler", handler)
 			}
+		}
+	}
+}
+
+// reportLacking warns of schema versions that a read model has seen and that this program does not have: it may be older than
+// the one that ran before.
+func (r *Runner) reportLacking() {
+	for _, f := range r.all.Feeders {
+		g := f.Current()
+		var lacks []string
+		for eventType, schemas := range g.Seen {
+			for _, schema := range schemas {
+				if need := provider.NeedEvent(eventType, schema); f.Projector.Lacks(need) != nil {
+					lacks = append(lacks, need)
+				}
+			}
+		}
+		if slices.Sort(lacks); len(lacks) > 0 {
+			r.cfg.Logger.Warn("the read model has seen events that this program does not have: it may be older than the program before. "+
+				"Such messages wait for a program that has them", "projector", f.Projector.Name, "generation", g.Generation, "lacks", lacks)
 		}
 	}
 }

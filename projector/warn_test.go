@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/kinora-go/kinora/projector"
 	"github.com/stretchr/testify/require"
@@ -71,4 +73,31 @@ func TestRunnerWarnsOfRenamedHandlers(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A program that is deployed in place of a newer one is told at its start what it lacks.
+// Promise: G6.9
+func TestRunnerWarnsOfWhatItLacks(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := newDB(t)
+		var opts projector.Options
+		src := projector.FromLog(db)
+		stop := start(t, newRunner(t, db, src, projector.RunnerConfig{}, knowing(2, 3, opts)))
+		for schema := 1; schema <= 3; schema++ {
+			rate(t, db, "rated", min(schema, 2), "review-1", schema)
+			rate(t, db, "renamed", schema, "review-2", schema)
+		}
+		time.Sleep(5 * time.Second)
+		require.NoError(t, stop())
+		require.Equal(t, upTo(3), noted(db, "a", "review-1"))
+		require.Equal(t, upTo(3), noted(db, "a", "review-2"))
+
+		const warning = "the read model has seen events that this program does not have"
+		log := warnings(t, db, src, knowing(1, 1, opts))
+		require.Equal(t, 1, strings.Count(log, warning), "once for each projector: %s", log)
+		require.Contains(t, log, `projector=p generation=1 lacks="[event rated 2 event renamed 2 event renamed 3]"`)
+		require.Contains(t, warnings(t, db, src, knowing(2, 0, opts)), `lacks="[event renamed 1 event renamed 2 event renamed 3]"`)
+		require.NotContains(t, warnings(t, db, src, knowing(2, 3, opts)), warning)
+	})
 }

@@ -113,8 +113,11 @@ func (h *Handler) findingBlock(found []provider.Finding, v viewer) block {
 			f.Private = nil
 		}
 		one := finding{f, findingLinks[f.Check]}
-		if f.Check == provider.FindingAbandoned && strings.HasPrefix(f.Title, "Tasks") {
+		switch {
+		case f.Check == provider.FindingAbandoned && strings.HasPrefix(f.Title, "Tasks"):
 			one.Link = to("Tasks", link("tasks", "status", "abandoned"))
+		case f.Check == provider.FindingParked && strings.Contains(f.Title, "wait for a program"):
+			one.Link = to("What they need", "./projectors")
 		}
 		b.Findings = append(b.Findings, one)
 	}
@@ -176,5 +179,26 @@ func (h *Handler) services(ctx context.Context, _ *query, v viewer) (*view, erro
 		leases.Rows = append(leases.Rows, []cell{plain(l.Name), plain(holder), at(l.ExpiresAt), state})
 	}
 	return &view{Title: "Services", Intro: "Runners, relays and workers that have reported in the last hour.", Live: []block{
-		{Table: services}, {Title: "Who waits for whom", Table: waits}, {Title: "Leases", Table: leases}}}, nil
+		{Table: services}, programBlock(f), {Title: "Who waits for whom", Table: waits}, {Title: "Leases", Table: leases}}}, nil
+}
+
+// programBlock is the matrix of the living programs and what they can do for each projector.
+func programBlock(f *admin.Facts) block {
+	all := f.Programs()
+	t := &table{Label: "Programs", Head: []string{"Program", "Version"}, Empty: "No runner is alive."}
+	for _, name := range all.Projectors {
+		t.Head = append(t.Head, show(name))
+	}
+	for _, p := range all.Rows {
+		row := []cell{plain(p.Process), plain(p.Version)}
+		for _, can := range p.Can {
+			one := plain(can)
+			if strings.Contains(can, "lacks") {
+				one.Mark = "bad"
+			}
+			row = append(row, one)
+		}
+		t.Rows = append(t.Rows, row)
+	}
+	return block{Title: "Programs", Table: t, Note: "What the living runners can do for each projector, and what one lacks that another one has."}
 }

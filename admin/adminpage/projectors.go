@@ -3,6 +3,7 @@ package adminpage
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora/admin"
@@ -10,7 +11,7 @@ import (
 )
 
 func projectorTable(f *admin.Facts) *table {
-	t := &table{Label: "Projectors", Head: []string{"Projector", "#Generation", "State", "Mode", "#Checkpoint", "#Lag", "#Oldest", "#Runners", "#Parked", "#Stuck keys"},
+	t := &table{Label: "Projectors", Head: []string{"Projector", "#Generation", "State", "Versions", "Mode", "#Checkpoint", "#Lag", "#Oldest", "#Runners", "#Parked", "#Stuck keys"},
 		Empty: "No projector has a checkpoint yet."}
 	for _, p := range f.Projectors {
 		oldest, lag := "", count(p.Lag)
@@ -25,10 +26,18 @@ func projectorTable(f *admin.Facts) *table {
 		if p.StuckKeys.N > 0 {
 			stuck.Mark, stuck.Href = "number bad", link("parked", "projector", p.Name, "state", "stuck")
 		}
-		t.Rows = append(t.Rows, []cell{to(p.Name, link("projector", "name", p.Name)), num(int64(p.Generation)), generationState(p), plain(p.Mode), num(p.Position),
-			marked(lag, "number"), marked(oldest, "number"), num(int64(p.Runners)), parked, stuck})
+		t.Rows = append(t.Rows, []cell{to(p.Name, link("projector", "name", p.Name)), num(int64(p.Generation)), generationState(p), plain(p.VersionRange()), plain(p.Mode), num(p.Position),
+			marked(lag, "number"), marked(oldest, "number"), runners(p).marked("number"), parked, stuck})
 	}
 	return t
+}
+
+// runners is the number of runners that feed a generation, and that of those of another version.
+func runners(p admin.Projector) cell {
+	if p.Others == 0 {
+		return plain(fmt.Sprint(p.Runners))
+	}
+	return plain(fmt.Sprintf("%d (+%d of another version)", p.Runners, p.Others))
 }
 
 func generationState(p admin.Projector) cell {
@@ -47,10 +56,28 @@ func (h *Handler) projectors(ctx context.Context, _ *query, v viewer) (*view, er
 		return nil, err
 	}
 	p := &view{Title: "Projectors", Intro: "Lag is the number of events that are neither applied nor parked.", Live: []block{{Table: projectorTable(f)}}}
+	if len(f.Needs) > 0 {
+		p.Live = append(p.Live, block{Title: "What messages need", Table: needTable(f),
+			Note: "They wait, without attempts, for a program that has it. They are applied when it starts."})
+	}
 	if t := pauseTable(f); len(t.Rows) > 0 {
 		p.Live = append(p.Live, block{Title: "Paused", Table: t})
 	}
 	return p, nil
+}
+
+func needTable(f *admin.Facts) *table {
+	t := &table{Label: "What messages need", Head: []string{"Projector", "#Generation", "Needs", "Since", "Programs that have it"}}
+	for _, n := range f.Needs {
+		able := marked("none is alive", "bad")
+		if len(n.Able) > 0 {
+			able = plain(strings.Join(n.Able, ", "))
+		}
+		generation := fmt.Sprint(n.Number())
+		t.Rows = append(t.Rows, []cell{to(n.Projector, link("parked", "projector", n.Projector, "generation", generation, "class", provider.ClassUnable.String())),
+			plain(generation).marked("number"), plain(admin.NeedsText(n.Needs)), at(n.Since), able})
+	}
+	return t
 }
 
 func pauseTable(f *admin.Facts) *table {
@@ -154,7 +181,7 @@ func generationBlocks(g admin.Projector) []block {
 		lag = "not known: it reads another log"
 	}
 	b := block{Title: fmt.Sprintf("Generation %d", g.Generation), Fields: fields(
-		field{"State", generationState(g)}, field{"Mode", plain(g.Mode)}, field{"Checkpoint", plain(digits(g.Position))}, field{"Lag", plain(lag)}, field{"Runners", plain(fmt.Sprint(g.Runners))},
+		field{"State", generationState(g)}, field{"Versions of its programs", plain(g.VersionRange())}, field{"Mode", plain(g.Mode)}, field{"Checkpoint", plain(digits(g.Position))}, field{"Lag", plain(lag)}, field{"Runners", runners(g)},
 		field{"Reader", plain(g.Reader)}, field{"Parked", to(fmt.Sprintf("%s messages of %s keys", count(g.Parked), count(g.Keys)), link("parked", "projector", g.Name, "generation", fmt.Sprint(g.Generation)))},
 		field{"Stuck keys", plain(count(g.StuckKeys))}, field{"Oldest parked", at(g.Oldest)})}
 	if g.Rebuild == nil {

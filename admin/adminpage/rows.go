@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/kinora-go/kinora/admin"
 	"github.com/kinora-go/kinora/internal/filters"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
@@ -97,17 +98,17 @@ func (h *Handler) parked(ctx context.Context, q *query, v viewer) (*view, error)
 	if err != nil {
 		return nil, err
 	}
-	t := &table{Label: "Parked messages", Head: []string{"#Number", "Parked", "Handler", "#Generation", "State", "Class", "Code", "Key", "Type", "#Attempts", "Decided by"},
+	t := &table{Label: "Parked messages", Head: []string{"#Number", "Parked", "Handler", "#Generation", "State", "Class", "Code", "Needs", "Key", "Type", "#Attempts", "Decided by"},
 		Empty: "No message is parked, or none has these values."}
 	for _, m := range found {
 		t.Rows = append(t.Rows, []cell{to(fmt.Sprint(m.Seq), link("message", "seq", fmt.Sprint(m.Seq))).marked("number"), at(m.At), plain(cmp.Or(m.Handler, m.Projector)), num(int64(m.Generation)),
-			stateCell(m.State), plain(m.Class.String()), plain(m.Code), to(m.Key, link("parked", "projector", m.Projector, "key", m.Key)), plain(m.Type), num(int64(m.Attempts)), plain(m.By)})
+			stateCell(m.State), plain(m.Class.String()), plain(m.Code), plain(admin.NeedsText(m.Needs)), to(m.Key, link("parked", "projector", m.Projector, "key", m.Key)), plain(m.Type), num(int64(m.Attempts)), plain(m.By)})
 	}
 	if len(found) == rows {
 		t.More = page("parked", list, "after", fmt.Sprint(found[rows-1].Seq))
 	}
 	p := &view{Title: "Parked messages", Live: []block{{Table: t}},
-		Intro: "Messages that a handler could not apply, and those that wait behind them. Waiting messages are tried again; stuck ones need a decision."}
+		Intro: "Messages that a handler could not apply, and those that wait behind them. Waiting messages are tried again, or wait for a program that has what they need; stuck ones need a decision."}
 	p.Forms = []form{find("parked", list)}
 	isOpen := func(m provider.Parked) bool { return m.State.IsOpen() }
 	if v.by != "" && f.Projector != "" && slices.ContainsFunc(found, isOpen) {
@@ -142,12 +143,16 @@ func (h *Handler) message(ctx context.Context, q *query, v viewer) (*view, error
 	m := found[0]
 	p := &view{Title: fmt.Sprintf("Parked message %d", m.Seq)}
 	due := at(m.DueAt)
-	if m.DueAt.IsZero() && m.State.IsOpen() {
+	switch {
+	case !m.State.IsOpen() || !m.DueAt.IsZero():
+	case m.Needs != "":
+		due = plain("when a program runs that has what it needs")
+	default:
 		due = plain("when a person decides")
 	}
 	p.Live = []block{{Fields: fields(
 		field{"State", stateCell(m.State)}, field{"Projector", to(m.Projector, link("projector", "name", m.Projector))}, field{"Generation", plain(fmt.Sprint(m.Generation))},
-		field{"Failed in", plain(m.Handler)}, field{"Class", plain(m.Class.String())}, field{"Code", plain(m.Code)}, field{"Attempts", plain(fmt.Sprint(m.Attempts))},
+		field{"Failed in", plain(m.Handler)}, field{"Class", plain(m.Class.String())}, field{"Code", plain(m.Code)}, field{"Needs", plain(admin.NeedsText(m.Needs))}, field{"Attempts", plain(fmt.Sprint(m.Attempts))},
 		field{"Parked", at(m.At)}, field{"Tried again", due}, field{"Program version", plain(m.Version)},
 		field{"Message", to(m.MessageID, link("event", "id", m.MessageID))}, field{"Type", plain(m.Type)}, field{"Topic", plain(m.Topic)},
 		field{"Key", to(m.Key, link("parked", "projector", m.Projector, "key", m.Key))},

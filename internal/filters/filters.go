@@ -26,7 +26,7 @@ type Parked struct {
 	Generation int     `narrows:"only" help:"Only messages of this generation. Zero means all."`
 	Handler    string  `label:"Handler (projector/handler)" help:"Only messages that failed in this handler: projector/handler."`
 	Key        string  `label:"Key" help:"Only this ordering key."`
-	Class      string  `label:"Class" enum:",permanent,unknown,transient,held" default:"" placeholder:"CLASS" help:"Only this class: permanent, unknown, transient or held."`
+	Class      string  `label:"Class" enum:",permanent,unknown,transient,held,unable" default:"" placeholder:"CLASS" help:"Only this class: permanent, unknown, transient, held or unable."`
 	Code       string  `label:"Code" help:"Only this code."`
 	Seq        []int64 `placeholder:"N" help:"Only these numbers."`
 	State      string  `narrows:"only" label:"State" enum:"open,waiting,stuck,replayed,skipped" default:"open" help:"Only this state: waiting (retried automatically), stuck (a person must decide), open (both), replayed or skipped."`

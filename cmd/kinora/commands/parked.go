@@ -45,10 +45,10 @@ func messageOf(p projector.Parked, payload bool) message {
 }
 
 func (c *parkedLsCmd) Run(ctx context.Context, app *App) error {
-	const head = "seq | parked (UTC) | handler | generation | state | class | code | key | type | attempts | by"
+	const head = "seq | parked (UTC) | handler | generation | state | class | code | needs | key | type | attempts | by"
 	cells := func(m message) []string {
 		return []string{
-			fmt.Sprint(m.Seq), at(m.At), cmp.Or(m.Handler, m.Projector), fmt.Sprint(m.Generation), m.State.String(), m.Class.String(), m.Code, m.Key, m.Type,
+			fmt.Sprint(m.Seq), at(m.At), cmp.Or(m.Handler, m.Projector), fmt.Sprint(m.Generation), m.State.String(), m.Class.String(), m.Code, admin.NeedsText(m.Needs), m.Key, m.Type,
 			fmt.Sprint(m.Attempts), m.By,
 		}
 	}
@@ -79,7 +79,7 @@ func (c *parkedShowCmd) Run(ctx context.Context, app *App) error {
 		m := messageOf(found[0], c.Payload)
 		return app.show(m, func(w io.Writer) {
 			fields(w, "seq", fmt.Sprint(m.Seq), "projector", m.Projector, "generation", fmt.Sprint(m.Generation), "handler", m.Handler, "state", m.State.String(), "class", m.Class.String(),
-				"code", m.Code, "key", m.Key, "message", m.MessageID, "topic", m.Topic, "type", m.Type, "attempts", fmt.Sprint(m.Attempts), "version", m.Version,
+				"code", m.Code, "needs", admin.NeedsText(m.Needs), "key", m.Key, "message", m.MessageID, "topic", m.Topic, "type", m.Type, "attempts", fmt.Sprint(m.Attempts), "version", m.Version,
 				"parked", at(m.At), "due", at(m.DueAt), "resolved", at(m.ResolvedAt), "by", m.By, "reason", m.Reason)
 			if c.Payload {
 				fields(w, "error", m.Error, "headers", fmt.Sprint(m.Headers), "payload", m.Payload)
@@ -204,7 +204,7 @@ func (c *parkedReplayCmd) Run(ctx context.Context, app *App) error {
 			_, _ = fmt.Fprintf(w, "%d selected: %d still waiting, %d stuck\n", n, waiting, stuck)
 		})
 		if err == nil && c.Wait > 0 && waiting+stuck > 0 {
-			err = errors.New("some messages were not applied: 'parked ls' lists them, and a runner of the projector must run")
+			err = errors.New("some messages were not applied: 'parked ls' lists them, and what they need; a runner of the projector that has it must run")
 		}
 		return err
 	})

@@ -31,10 +31,13 @@ type projectorsCmd struct {
 
 type projectorsLsCmd struct{}
 
-const projectorHead = "projector | generation | state | mode | position | lag | seconds | runners | parked | keys | stuck keys | rebuild"
+const projectorHead = "projector | generation | state | versions | mode | position | lag | seconds | runners | parked | keys | stuck keys | rebuild"
 
 func projectorCells(p admin.Projector) []string {
-	state, lag, seconds := p.State, number(p.Lag), fmt.Sprintf("%.0f", p.LagSeconds)
+	state, lag, seconds, runners := p.State, number(p.Lag), fmt.Sprintf("%.0f", p.LagSeconds), fmt.Sprint(p.Runners)
+	if p.Others > 0 {
+		runners += fmt.Sprintf(" (+%d of another version)", p.Others)
+	}
 	if p.Paused {
 		state += ", paused"
 	}
@@ -42,8 +45,8 @@ func projectorCells(p admin.Projector) []string {
 		lag, seconds = "?", "?"
 	}
 	return []string{
-		p.Name, fmt.Sprint(p.Generation), state, p.Mode, fmt.Sprint(p.Position), lag, seconds,
-		fmt.Sprint(p.Runners), number(p.Parked), number(p.Keys), number(p.StuckKeys), rebuildText(p.Rebuild),
+		p.Name, fmt.Sprint(p.Generation), state, p.VersionRange(), p.Mode, fmt.Sprint(p.Position), lag, seconds,
+		runners, number(p.Parked), number(p.Keys), number(p.StuckKeys), rebuildText(p.Rebuild),
 	}
 }
 
@@ -330,8 +333,8 @@ func answer[R any](
 	if err != nil {
 		return report, err
 	}
-	if !runs(f, name) {
-		_, _ = fmt.Fprintf(a.err(), "no runner of %s runs: request %d waits for one\n", printable(name), id)
+	if why := f.Unanswered(id); why != "" {
+		_, _ = fmt.Fprintf(a.err(), "request %d waits: %s\n", id, printable(why))
 	}
 	limited, cancel := timeLeft(ctx, wait)
 	defer cancel()

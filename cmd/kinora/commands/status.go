@@ -65,6 +65,18 @@ func printStatus(w io.Writer, f *admin.Facts) {
 			return []string{s.Kind, s.Process, state, s.Version, at(s.StartedAt), at(s.SeenAt), strings.Join(s.Served(), ", ")}
 		})
 	}
+	if all := f.Programs(); all.Differ {
+		_, _ = fmt.Fprintln(w, "\nPROGRAMS")
+		table(w, strings.Join(append([]string{"process", "version"}, each(all.Projectors, printable)...), " | "), all.Rows, func(p admin.Program) []string {
+			return append([]string{p.Process, p.Version}, p.Can...)
+		})
+	}
+	if len(f.Needs) > 0 {
+		_, _ = fmt.Fprintln(w, "\nMESSAGES WAIT FOR A PROGRAM THAT HAS WHAT THEY NEED")
+		table(w, "projector | generation | needs | since (UTC) | programs that have it", f.Needs, func(n admin.Need) []string {
+			return []string{n.Projector, fmt.Sprint(n.Number()), admin.NeedsText(n.Needs), at(n.Since), strings.Join(n.Able, ", ")}
+		})
+	}
 	if len(f.Waits) > 0 {
 		_, _ = fmt.Fprintln(w, "\nWHO WAITS FOR WHOM")
 		table(w, "who | waits for | application | state | since (UTC)", f.Waits, func(x provider.Wait) []string {
