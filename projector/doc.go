@@ -20,7 +20,8 @@
 // A unit that fails is rolled back and split. A message that fails alone is parked (as a dead
 // letter): it is stored with its payload and the reason, and acked. It is never dropped. Later
 // messages of its key wait behind it, in order. The runner tries the parked message again until
-// it is applied. After its last attempt it is stuck, and waits for an operator.
+// it is applied. After its last attempt it is stuck, and waits for an operator. A message that this
+// program is unable to apply, because it lacks its type or schema version, waits for a program that has it.
 //
 // A read model can be rebuilt from the log: in place, or in new tables that take the place of the
 // old ones in one transaction (BlueGreen). Each rebuild makes a new generation of the read model. It

@@ -69,8 +69,8 @@ func Skip(ctx context.Context, p provider.Parking, f ParkedFilter, d Decision) (
 //     afterwards.
 //   - ErrGeneration: no generation of the read model is that of p's Version.
 //   - ErrHalted: p has the option Halt, and a message is stuck.
-//   - A message that a Decoder has read requires cfg.Decode. Without it, the message and those behind
-//     it continue to wait, the others are applied, and the error has the code "no_decoder".
+//   - provider.ClassUnable: messages need what this program lacks, such as cfg.Decode (the code "no_decoder") or a schema version
+//     ("unregistered"). They and those behind them continue to wait; the others are applied.
 //   - If ctx ends, it returns nil after the message in flight.
 func (p *Projector[Tx]) ApplyParked(ctx context.Context, db provider.Units[Tx], cfg *RunnerConfig) error {
 	r, err := newRunner(db, Source{}, orZero(cfg), p)

@@ -206,8 +206,8 @@ type Options struct {
 	// Parking is what happens to the messages behind a parked one.
 	Parking Parking
 	// SkipUnknown acks a message of an unregistered type, and stores nothing. Otherwise it is parked, and
-	// applied once a runner has the type, so a producer may be deployed first. A message of a registered
-	// type without a handler is always skipped.
+	// waits without attempts for a program that has the type, so a producer may be deployed first. A message
+	// of a registered type without a handler is always skipped.
 	SkipUnknown bool
 }
 

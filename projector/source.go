@@ -30,7 +30,7 @@ type Source struct {
 // committed with its effects.
 //
 // The events are those that the projector has handlers for, of every category. In addition, events
-// of types that are not registered are read in these categories, and parked until a program knows
+// of types that are not registered are read in these categories, and parked until a program has
 // the type (Options.SkipUnknown); without categories they are skipped. With categories, the whole log is
 // read, and filtered in this process.
 func FromLog(log provider.Log, categories ...string) Source {

@@ -424,6 +424,43 @@ func TestWatchShowsForHowLongTheLogIsHeld(t *testing.T) {
 	}
 }
 
+// The age is that of the oldest message of the live generation which waits for a program.
+func TestWatchShowsForHowLongMessagesNeedAProgram(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, err := memory.New(nil)
+		require.NoError(t, err)
+		p := projector.Define("ratings", types, projector.Options{}, projector.On("posted",
+			func(context.Context, *memory.Model, eventstore.Event[posted]) error { return nil }))
+		reader := metric.NewManualReader()
+		tel, err := otel.New(otel.Config{MeterProvider: metric.NewMeterProvider(metric.WithReader(reader)), Every: time.Second})
+		require.NoError(t, err)
+		stop, err := tel.Watch(db, p)
+		require.NoError(t, err)
+		age := func() float64 {
+			time.Sleep(time.Minute)
+			points := (&measured{reader: reader}).collect(t)["kinora.projector.needs.age"].Data.(metricdata.Gauge[float64]).DataPoints
+			require.Len(t, points, 1)
+			return points[0].Value
+		}
+		require.Zero(t, age())
+		for i, class := range []provider.Class{provider.ClassPermanent, provider.ClassUnable, provider.ClassUnable} {
+			id := fmt.Sprint("m-", i)
+			lane, parked := provider.LaneOfKey(id), provider.Parked{MessageID: id, Key: id, Class: class}
+			after := time.Duration(-1)
+			if parked.Lane = lane; class == provider.ClassUnable {
+				parked.Needs, after = provider.NeedEvent("posted", 1+i), 0
+			}
+			u := provider.Unit{Projector: "ratings", Messages: []provider.Message{{ID: id, Lane: lane}}}
+			require.NoError(t, db.Do(t.Context(), u, func(context.Context, *memory.Model, provider.Found) (provider.Closing, error) {
+				return provider.Closing{Park: []provider.Aside{{Parked: parked, After: after}}}, nil
+			}))
+			require.InDelta(t, 60*float64(i), age(), 0.5, class.String())
+		}
+		require.NoError(t, stop())
+	})
+}
+
 func TestNewAndWatchRefuseWrongArguments(t *testing.T) {
 	t.Parallel()
 	_, err := otel.New(otel.Config{Every: -1})

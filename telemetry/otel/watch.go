@@ -58,6 +58,7 @@ func (t *Telemetry) Watch(store projector.State, projectors ...kinora.Projector)
 		name, text string
 	}{
 		{&w.lagTime, "kinora.projector.lag.time", "Age of the oldest event that a projector has neither applied nor parked"},
+		{&w.needs, "kinora.projector.needs.age", "Age of the oldest message that waits for a program that has what it needs"},
 		{&w.oldest, "kinora.outbox.oldest.age", "Age of the oldest entry that is not published"},
 		{&w.held, "kinora.log.held.age", "Age of the oldest open append that readers of the log wait for"},
 	} {
@@ -81,7 +82,7 @@ type watch struct {
 	projectors []kinora.Projector
 
 	lagEvents, parked, entries, tasks metric.Int64ObservableGauge
-	lagTime, oldest, held             metric.Float64ObservableGauge
+	lagTime, needs, oldest, held      metric.Float64ObservableGauge
 
 	mu      sync.Mutex
 	queried time.Time // when the last queries ended
@@ -136,15 +137,24 @@ func (w *watch) facts(ctx context.Context, store admin.Store) {
 	}
 	for _, p := range w.projectors {
 		var parked int64
+		needs := 0.0
 		for _, is := range f.Projectors {
-			if is.Name == p.Name() && is.State == "live" {
-				parked += is.Parked.N
-				if is.Mode != "" && !is.OtherLog {
-					w.lag(is.Name, is.Lag.N, is.LagSeconds)
+			if is.Name != p.Name() || is.State != "live" {
+				continue
+			}
+			parked += is.Parked.N
+			if is.Mode != "" && !is.OtherLog {
+				w.lag(is.Name, is.Lag.N, is.LagSeconds)
+			}
+			for _, n := range f.Needs {
+				if n.Projector == is.Name && n.Number() == is.Generation {
+					needs = max(needs, f.At.Sub(n.Since).Seconds())
 				}
 			}
 		}
-		w.gauge(w.parked, parked, attribute.String(attrProjector, p.Name()))
+		in := attribute.String(attrProjector, p.Name())
+		w.gauge(w.parked, parked, in)
+		w.values = append(w.values, func(o metric.Observer) { o.ObserveFloat64(w.needs, needs, metric.WithAttributes(in)) })
 	}
 	entries, tasks := map[outbox.Status]int64{}, map[provider.TaskStatus]int64{}
 	var oldest time.Time
