@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
 
 	"github.com/kinora-go/kinora/internal/filters"
 	"github.com/kinora-go/kinora/provider"
@@ -62,12 +61,9 @@ func (h *Handler) act(ctx context.Context, q *query, v viewer) (*view, error) {
 		if err != nil {
 			return nil, err
 		}
-		runs := slices.ContainsFunc(f.Services, func(s provider.ServiceReport) bool {
-			return s.ExpiresAt.After(f.At) && s.Serves(a.Name)
-		})
 		p.Live[0].Note = "A runner takes it up within about a second. This page shows the outcome; without JavaScript, reload it."
-		if !runs {
-			p.Live[0].Note = "No runner of this projector runs: the request waits for one."
+		if why := f.Unanswered(a.ID); why != "" {
+			p.Live[0].Note = "The request waits. " + why
 		}
 	}
 	switch a.Verb {

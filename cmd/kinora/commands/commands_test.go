@@ -81,7 +81,7 @@ func TestABinaryWithHandlersNeedsNoRunner(t *testing.T) {
 	w.shows([]string{"parked", "ls"}, "stuck", "waiting")
 	stop()
 	try := []string{"parked", "dry-run", "--projector", "ratings", "--all", "--reason", "look"}
-	require.Contains(t, w.fails(1, append(try, "--wait", "100ms")...), "no runner of ratings runs")
+	require.Contains(t, w.fails(1, append(try, "--wait", "100ms")...), "waits: No runner of ratings runs.")
 	require.Contains(t, w.fails(1, append(try, "--wait", "100ms")...), "is canceled")
 	w.handlers = []commands.Handlers{commands.HandlersOf(w.ratings(), w.db, nil)}
 	require.Contains(t, w.fails(1, try...), "would fail")
