@@ -356,13 +356,17 @@ func (p *Projector) remedyOf(m provider.Parked) []string {
 const listedNeeds = 10 // the most needs of a finding
 
 // findNeeds finds what messages wait for that no living service has. A generation for a rollback counts only while
-// programs feed it.
+// programs feed it. A store without operations does not know its services.
 func (f *Facts) findNeeds() (found []provider.Finding) {
+	meaning := "They, and the later messages of their keys, wait without attempts until one starts that has it."
+	if !slices.Contains(f.Missing, "operations") {
+		meaning = "No living service has it. " + meaning
+	}
 	for _, p := range f.Projectors {
 		if p.State == "retired" || p.State != "live" && p.Runners == 0 {
 			continue
 		}
-		one := p.findingOf("wait for a program that has what they need", "No living service has it. They, and the later messages of their keys, wait without attempts until one starts that has it.")
+		one := p.findingOf("wait for a program that has what they need", meaning)
 		n := 0
 		for _, need := range f.Needs {
 			if need.Projector != p.Name || need.Number() != p.Generation || len(need.Able) > 0 {

@@ -17,6 +17,7 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
+	"github.com/kinora-go/kinora/providers/memory"
 )
 
 // stock returns a program of the projector "stock" in a version, which knows a schema version. Version 1 refuses a price of
@@ -214,4 +215,27 @@ func TestDoctorNamesARequestThatNobodyAnswers(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, canceled)
 	w.unfound("Nobody can answer")
+}
+
+// A store without operations does not know who is alive.
+func TestDoctorOfAStoreWithoutOperationsNamesWhatMessagesNeed(t *testing.T) {
+	t.Parallel()
+	db, err := memory.New(nil)
+	require.NoError(t, err)
+	lane := provider.LaneOfKey("tea")
+	u := provider.Unit{Projector: "stock", Messages: []provider.Message{{ID: "m-1", Lane: lane}}}
+	require.NoError(t, db.Do(t.Context(), u, func(context.Context, *memory.Model, provider.Found) (provider.Closing, error) {
+		p := provider.Parked{MessageID: "m-1", Key: "tea", Lane: lane, Class: provider.ClassUnable, Needs: "decoder\nevent posted 2"}
+		return provider.Closing{Park: []provider.Aside{{Parked: p}}}, nil
+	}))
+	for store, meaning := range map[admin.Store]string{
+		db: "No living service has it. They, and", ofProjectors{db, db}: "They, and",
+	} {
+		found, err := adminOf(t, store).Doctor(t.Context(), provider.DiagnosisLimits{})
+		require.NoError(t, err)
+		require.Len(t, found, 1, titles(found))
+		require.Equal(t, "Messages of the projector stock wait for a program that has what they need", found[0].Title)
+		require.Contains(t, value(found[0], "needs"), "decoder, event posted 2, for ")
+		require.True(t, strings.HasPrefix(found[0].Meaning, meaning), found[0].Meaning)
+	}
 }

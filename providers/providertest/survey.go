@@ -38,6 +38,7 @@ func survey(s *stage) {
 	stuck := s.failed("m-5", "cid")
 	s.open(s.parking(-time.Second, stuck))
 	s.open(s.parking(0, s.behind("m-6", "cid"), s.behind("m-7", "cid")))
+	s.park(0, s.unable("m-8", "dan", "event b 2"), s.behind("m-9", "dan"))
 	_, err := s.db.SetCheckpoint(s.ctx, provider.Build{Projector: "other", Generation: 1}, provider.Checkpoint{}, provider.Checkpoint{
 		Place: provider.LogPlace{Position: 1}, Mode: provider.ModeCatchUp, Handlers: []provider.Began{{Handler: "other/a", Type: "t"}},
 	})
@@ -62,7 +63,7 @@ func survey(s *stage) {
 	other, own := all.Builds[0], all.Builds[1]
 	same(s, "another build", []any{other.Projector, other.Generation, other.Checkpoint.Mode, other.Checkpoint.Place.Position, other.Checkpoint.Handlers, other.Parked},
 		[]any{"other", 1, provider.ModeCatchUp, int64(1), []provider.Began{{Handler: "other/a", Type: "t"}}, provider.Count{}})
-	same(s, "parked", []any{own.Build, own.Parked, own.Lanes, own.StuckLanes}, []any{s.build(), provider.Count{N: 7}, provider.Count{N: 3}, provider.Count{N: 1}})
+	same(s, "parked", []any{own.Build, own.Parked, own.Lanes, own.StuckLanes}, []any{s.build(), provider.Count{N: 9}, provider.Count{N: 4}, provider.Count{N: 1}})
 	s.require(own.Oldest.Equal(parked[0].At), "the oldest was parked at %v: %v", parked[0].At, own.Oldest)
 	same(s, "stuck", len(all.Stuck), 1)
 	first := all.Stuck[0].First
