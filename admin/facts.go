@@ -237,7 +237,7 @@ func (f *Facts) addNeeds(ctx context.Context, store Projectors) error {
 	for _, n := range all {
 		one := Need{Need: n}
 		for c, process := range f.capable(n.Projector) {
-			if of[n.Build].feeds(c) && c.Meets(n.Needs) {
+			if p := of[n.Build]; p != nil && p.feeds(c) && c.Meets(n.Needs) {
 				one.Able = append(one.Able, process)
 			}
 		}
