@@ -71,7 +71,7 @@ func (s *stage) needs(builds ...provider.Build) (names []string) {
 	s.ok(err, "list needs")
 	for _, n := range all {
 		s.require(!n.Since.IsZero(), "the need %s has a time", n.Needs)
-		names = append(names, n.Build.String()+": "+n.Needs)
+		names = append(names, n.String()+": "+n.Needs)
 	}
 	return names
 }

@@ -136,25 +136,7 @@ func (w *watch) facts(ctx context.Context, store admin.Store) {
 		return
 	}
 	for _, p := range w.projectors {
-		var parked int64
-		needs := 0.0
-		for _, is := range f.Projectors {
-			if is.Name != p.Name() || is.State != "live" {
-				continue
-			}
-			parked += is.Parked.N
-			if is.Mode != "" && !is.OtherLog {
-				w.lag(is.Name, is.Lag.N, is.LagSeconds)
-			}
-			for _, n := range f.Needs {
-				if n.Projector == is.Name && n.Number() == is.Generation {
-					needs = max(needs, f.At.Sub(n.Since).Seconds())
-				}
-			}
-		}
-		in := attribute.String(attrProjector, p.Name())
-		w.gauge(w.parked, parked, in)
-		w.values = append(w.values, func(o metric.Observer) { o.ObserveFloat64(w.needs, needs, metric.WithAttributes(in)) })
+		w.projector(f, p.Name())
 	}
 	entries, tasks := map[outbox.Status]int64{}, map[provider.TaskStatus]int64{}
 	var oldest time.Time
@@ -185,6 +167,29 @@ func (w *watch) facts(ctx context.Context, store admin.Store) {
 	for _, status := range unended {
 		w.gauge(w.tasks, tasks[status], attribute.String(attrStatus, string(status)))
 	}
+}
+
+// projector sets the gauges of the live generation of a projector.
+func (w *watch) projector(f *admin.Facts, name string) {
+	var parked int64
+	needs := 0.0
+	for _, is := range f.Projectors {
+		if is.Name != name || is.State != "live" {
+			continue
+		}
+		parked += is.Parked.N
+		if is.Mode != "" && !is.OtherLog {
+			w.lag(name, is.Lag.N, is.LagSeconds)
+		}
+		for _, n := range f.Needs {
+			if n.Projector == name && n.Number() == is.Generation {
+				needs = max(needs, f.At.Sub(n.Since).Seconds())
+			}
+		}
+	}
+	in := attribute.String(attrProjector, name)
+	w.gauge(w.parked, parked, in)
+	w.values = append(w.values, func(o metric.Observer) { o.ObserveFloat64(w.needs, needs, metric.WithAttributes(in)) })
 }
 
 // lag sets the gauges of a projector's lag.
