@@ -158,7 +158,8 @@ type RunnerObserver struct {
 	// time.
 	Retried func(projector string, class Class, after time.Duration)
 	// Parked: a message was parked, or stays parked after a failed attempt. handler is the one
-	// that failed, or "" if none did. ClassHeld: the message waits behind another one.
+	// that failed, or "" if none did. ClassHeld: the message waits behind another one. ClassUnable: it waits for a program
+	// that has what it needs.
 	Parked func(projector, handler string, class Class, code string)
 	// Replayed: a parked message was applied.
 	Replayed func(projector string)

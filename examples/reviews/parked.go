@@ -44,7 +44,7 @@ var errNoReason = errors.New("--reason is missing: give a reason, which is store
 type parkedCmd struct {
 	operatorFlags `embed:""`
 	Key           string `help:"Only messages of this ordering key: a review's stream, review-PRODUCT-AUTHOR."`
-	Class         string `enum:",permanent,unknown,transient,held" default:"" placeholder:"CLASS" help:"Only messages of this class: permanent, unknown, transient or held."`
+	Class         string `enum:",permanent,unknown,transient,held,unable" default:"" placeholder:"CLASS" help:"Only messages of this class: permanent, unknown, transient, held or unable."`
 	State         string `enum:"parked,waiting,stuck,replayed,skipped" default:"parked" help:"Only messages in this state: waiting (retried automatically), stuck (an operator must act), parked (waiting or stuck), replayed or skipped."`
 	Limit         int    `default:"100" help:"Maximum number of messages."`
 	After         int64  `placeholder:"N" help:"Only messages with a higher number: the next page."`

@@ -17,7 +17,7 @@ type replayCmd struct {
 	decisionFlags `embed:""`
 	Seq           []int64       `placeholder:"N" help:"The numbers of the messages in the list."`
 	Key           string        `help:"Messages of this ordering key."`
-	Class         string        `enum:",permanent,unknown,transient,held" default:"" placeholder:"CLASS" help:"Messages of this class: permanent, unknown, transient or held."`
+	Class         string        `enum:",permanent,unknown,transient,held,unable" default:"" placeholder:"CLASS" help:"Messages of this class: permanent, unknown, transient, held or unable."`
 	All           bool          `help:"All parked messages."`
 	DryRun        bool          `help:"Show the rows that would change, for the first 100 messages. Changes nothing."`
 	Wait          time.Duration `default:"1m" help:"How long to wait for the messages to be applied."`
