@@ -198,13 +198,30 @@ func (f *Facts) findGone(l provider.DiagnosisLimits) (found []provider.Finding) 
 			})
 		}
 	}
+	return append(found, f.findUndefined(l)...)
+}
+
+// findUndefined finds kinds of tasks that are due and that no worker takes.
+func (f *Facts) findUndefined(l provider.DiagnosisLimits) (found []provider.Finding) {
 	for _, d := range f.DueTasks {
-		if f.At.Sub(d.Due) > l.Lag && f.alive("worker") == 0 {
-			found = append(found, provider.Finding{
-				Check: provider.FindingGone, Title: "Tasks are due, and no worker runs: " + d.Kind, Meaning: "These tasks, and the groups that they belong to, stand still.",
-				Facts: facts("due", f.ago(d.Due)), Remedy: []string{"start a worker that defines " + d.Kind},
-			})
+		defines := func(s provider.ServiceReport) bool { return s.ExpiresAt.After(f.At) && s.Defines(d.Kind) }
+		if f.At.Sub(d.Due) <= l.Lag || slices.ContainsFunc(f.Services, defines) {
+			continue
 		}
+		one := provider.Finding{
+			Check: provider.FindingGone, Title: "Tasks are due, and no worker runs: " + d.Kind, Meaning: "These tasks, and the groups that they belong to, stand still.",
+			Facts: facts("due", f.ago(d.Due)), Remedy: []string{"start a worker that defines " + d.Kind},
+		}
+		if n := f.alive("worker"); n > 0 {
+			one.Title = "Tasks are due, and no worker defines their kind: " + d.Kind
+			one.Facts = append(one.Facts, facts("workers of other kinds", fmt.Sprint(n))...)
+			one.Remedy = []string{
+				"deploy a worker that defines " + d.Kind + "; if the kind was renamed, add the old name with Was",
+				"if its tasks are not needed any more, let its handler return task.GiveUp",
+				"kinora tasks ls --kind " + d.Kind,
+			}
+		}
+		found = append(found, one)
 	}
 	return found
 }

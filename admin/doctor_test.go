@@ -179,6 +179,21 @@ func TestDoctorNamesWorkThatNobodyDoes(t *testing.T) {
 	w.quietly(soon, provider.FindingGone)
 }
 
+// Promise: O3.2
+func TestDoctorNamesKindsOfTasksThatNoWorkerDefines(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.start(w.worker())
+	w.enqueue(greet.New("greet-ann", "ann"), provider.TaskDraft{ID: "part-ann", Kind: "mail/part", Input: json.RawMessage("1")})
+	f := w.finds(soon, provider.FindingGone, "Tasks are due, and no worker defines their kind: mail/part")
+	require.Equal(t, "1", value(f, "workers of other kinds"))
+	require.Contains(t, value(f, "due"), "since ")
+	require.Contains(t, f.Remedy[0], "deploy a worker that defines mail/part")
+	part := provider.ServiceReport{ID: "part", Kind: "worker", Kinds: []string{"mail/part"}, Clock: time.Now()}
+	require.NoError(t, w.db.Report(t.Context(), part, time.Hour))
+	w.quietly(soon, provider.FindingGone)
+}
+
 // Check 3.
 // Promise: O3.2
 func TestDoctorNamesWhatIsPaused(t *testing.T) {

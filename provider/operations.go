@@ -80,7 +80,8 @@ type ServiceReport struct {
 	Holder  string       `json:"holder"`  // its name in claims and leases
 	Process string       `json:"process"` // host and process id
 	Version string       `json:"version,omitempty"`
-	Can     []Capability `json:"can,omitempty"` // of a runner: by projector
+	Can     []Capability `json:"can,omitempty"`   // of a runner: by projector
+	Kinds   []string     `json:"kinds,omitempty"` // of a worker: the kinds of tasks and of groups that it defines, sorted
 	Outages []Outage     `json:"outages,omitempty"`
 	// Clock is the time of the service when it sent the report. In a Survey it is Skew: how far that clock
 	// was ahead of the store's when the report arrived, the way to the store included.
@@ -113,20 +114,13 @@ func (c *Capability) Meets(needs string) bool {
 	return true
 }
 
-// Capability returns what a service can do for a projector, or nil if it does not apply its messages.
-func (r *ServiceReport) Capability(projector string) *Capability {
-	for i := range r.Can {
-		if r.Can[i].Projector == projector {
-			return &r.Can[i]
-		}
-	}
-	return nil
+// Defines reports whether a worker defines all these kinds. One of an earlier version reports no kinds: it may define any.
+func (r *ServiceReport) Defines(kinds ...string) bool {
+	return r.Kind == "worker" && (len(r.Kinds) == 0 ||
+		!slices.ContainsFunc(kinds, func(kind string) bool { return !slices.Contains(r.Kinds, kind) }))
 }
 
-// Serves reports whether a runner applies messages to a projector.
-func (r *ServiceReport) Serves(projector string) bool { return r.Capability(projector) != nil }
-
-// Served names what a service works for: a projector and, unless it is 1, its version.
+// Served names what a service works for: a projector and, unless it is 1, its version; or a kind of tasks or of groups.
 func (r *ServiceReport) Served() (names []string) {
 	for _, c := range r.Can {
 		name := c.Projector
@@ -135,7 +129,7 @@ func (r *ServiceReport) Served() (names []string) {
 		}
 		names = append(names, name)
 	}
-	return names
+	return append(names, r.Kinds...)
 }
 
 // Outage is why a service waits by itself: a relay claims no entries of a topic while every publish fails, and a worker

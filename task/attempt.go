@@ -63,14 +63,7 @@ func (a *attempt[Tx]) run() ending {
 	if t.Undo && (t.Result != nil || !t.Doubt && !hasBegun(t.State)) {
 		return a.end(provider.TaskChange{To: Undone})
 	}
-	known := false
-	completed := t.Result != nil // by an operator, or before its end could be audited
-	if a.def, known = a.kinds.handlers[t.Kind]; !known && !completed {
-		return a.end(provider.TaskChange{To: Abandoned, Code: provider.CodeUnknown, Doubt: t.Doubt})
-	}
-	if _, ok := a.kinds.groups[t.GroupKind]; t.Group != "" && !ok {
-		return a.end(provider.TaskChange{To: Abandoned, Code: codeUnknownGroup, Doubt: t.Doubt})
-	}
+	a.def = a.kinds.handlers[t.Kind]
 	ctx, cancel := context.WithCancelCause(eventstore.WithMetadata(a.work, t.Metadata))
 	defer cancel(nil)
 	a.mu.Lock()
@@ -84,7 +77,7 @@ func (a *attempt[Tx]) run() ending {
 	switch {
 	case t.Spent:
 		return a.end(provider.TaskChange{To: Abandoned, Code: provider.CodeVanished, Doubt: t.Doubt})
-	case completed:
+	case t.Result != nil: // of an operator, or of a handler whose task could not end
 		return a.finish(ctx, nil, t.Result)
 	case a.def.tx != nil && t.Undo:
 		return a.end(provider.TaskChange{To: Undone})

@@ -88,7 +88,8 @@ type Group[Tx, Data any] struct {
 // DefineGroup returns a kind of groups. complete runs in the transaction that makes the last task of
 // a group done: its writes through tx, and the messages that it returns, are committed with that, once. If
 // it fails, that task fails with it, and is tried again. An abandoned or undone task keeps its group
-// from being complete.
+// from being complete. Give the group to each worker that has the kinds of its tasks: one that does not define it leaves
+// the last task to one that does.
 func DefineGroup[Tx, Data any](kind string, complete func(ctx context.Context, tx Tx, id string, data Data) ([]outbox.Message, error)) *Group[Tx, Data] {
 	return &Group[Tx, Data]{name: kind, complete: complete}
 }

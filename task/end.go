@@ -59,7 +59,7 @@ func (a *attempt[Tx]) fail(ctx context.Context, cause error) ending {
 		}
 	}
 	c := provider.TaskChange{To: Failed, Code: codeOf(cause), Doubt: a.task.Doubt}
-	if c.Code == provider.CodeUnknown || c.Code == codeUnknownGroup { // of a handler: those would be requeued
+	if c.Code == provider.CodeUnknown || c.Code == codeUnknownGroup { // of a handler: requeueKnown would requeue it
 		c.Code = codePermanent
 	}
 	c.Code = strings.ReplaceAll(strings.ToValidUTF8(c.Code[:min(len(c.Code), provider.MaxIDBytes)], ""), "\x00", "")
@@ -132,6 +132,30 @@ func (a *attempt[Tx]) unrecorded(cause error, result json.RawMessage) ending {
 		end.to, end.code = Pending, c.Code
 	}
 	return end
+}
+
+const (
+	passFor  = time.Second      // for which this worker claims no task of a kind that it has left to another one
+	leaveFor = 30 * time.Second // until a task is claimed again that no other worker can end
+)
+
+// leave releases the last task of a group whose kind this worker does not define, for one that does. result is that of the
+// handler, which does not run again. No attempt is counted.
+func (a *attempt[Tx]) leave(result json.RawMessage) ending {
+	t := &a.task
+	c := provider.TaskChange{To: Pending, After: leaveFor, Code: codeUnknownGroup, Doubt: t.Doubt, Result: result}
+	limited, cancel := context.WithTimeout(a.hard, claimLimit)
+	defer cancel()
+	workers, _ := a.workers(limited)
+	able := isDefined(workers, t.Kind, t.GroupKind)
+	a.mu.Lock()
+	if able {
+		a.passed[t.Kind], c.After = now().Add(passFor), 0
+	} else if _, known := a.lacking[t.GroupKind]; !known {
+		a.lacking[t.GroupKind] = now()
+	}
+	a.mu.Unlock()
+	return a.end(c)
 }
 
 type auditError struct{ error }

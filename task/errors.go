@@ -62,6 +62,7 @@ var (
 	errFenced   = errors.New("the task has changed") // rolls a unit back
 	errDead     = errors.New("the run has ended: do not use a Run after its handler has returned")
 	errDeadline = errors.New("the handler took longer than its timeout")
+	errNoGroup  = errors.New("the kind of the group is not defined")
 	errOwnTask  = fmt.Errorf("a handler must not postpone or cancel its own task in its transaction: %w", ErrMisuse)
 	errPanic    = &provider.Error{Class: provider.ClassUnknown, Code: codePanic, Err: errors.New("the handler panicked")}
 	errGoexit   = &provider.Error{Class: provider.ClassUnknown, Code: "goexit", Err: errors.New("the handler called runtime.Goexit")}
@@ -77,7 +78,7 @@ const (
 	codeMisuse       = "misuse"        // ErrMisuse
 	codePermanent    = "permanent"     // Permanent, of an error without a code
 	codePanic        = "panic"         // the handler panicked
-	codeUnknownGroup = "unknown_group" // no worker of the domain defines the kind of its group
+	codeUnknownGroup = "unknown_group" // the worker does not define the kind of the group that it would complete
 	codeAudit        = "audit"         // the audit sink failed
 )
 

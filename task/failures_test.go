@@ -124,35 +124,6 @@ func TestUndosHaveTheirOwnAttempts(t *testing.T) {
 	})
 }
 
-// A suspect task whose kind was removed from the program is abandoned, as any of an unknown kind.
-func TestASuspectTaskOfAnUnknownKindIsAbandoned(t *testing.T) {
-	inWorld(t, func(w *world) {
-		known := task.Define("orders/known", func(context.Context, run, int) (int, error) { return 0, nil })
-		gone := task.Define("orders/gone", func(context.Context, run, int) (int, error) { return 0, nil })
-		w.enqueue(gone.New("a", 1))
-		for range 3 {
-			w.take(time.Second, "orders/gone")
-			time.Sleep(2 * time.Second)
-		}
-		require.True(w, w.task("a").Suspect)
-		w.start(w.worker(task.WorkerConfig{}, known))
-		require.Eventually(w, func() bool { return w.task("a").Status == task.Abandoned }, 24*time.Hour, time.Minute)
-	})
-}
-
-// An operator can complete a task of a kind that is not defined any more.
-func TestCompleteATaskOfAnUnknownKind(t *testing.T) {
-	inWorld(t, func(w *world) {
-		known := task.Define("orders/known", func(context.Context, run, int) (int, error) { return 0, nil })
-		gone := task.Define("orders/gone", func(context.Context, run, int) (int, error) { return 0, nil })
-		w.start(w.worker(task.WorkerConfig{}, known))
-		w.enqueue(gone.New("a", 1))
-		w.becomes("a", task.Abandoned)
-		require.NoError(w, w.db.CompleteTask(w.Context(), "a", json.RawMessage("1"), decision))
-		require.Eventually(w, func() bool { return w.task("a").Status == task.Done }, time.Hour, time.Second)
-	})
-}
-
 // A handler that returns while a step runs in another goroutine has misused its run.
 // Promise: T10.1
 func TestAHandlerThatLeavesAStepBehindIsMisuse(t *testing.T) {

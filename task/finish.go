@@ -147,9 +147,13 @@ func (a *attempt[Tx]) count(ctx context.Context, tx Tx, clock *limit, c provider
 	if got.Group.Open > 0 {
 		return nil, nil
 	}
+	complete, ok := a.kinds.groups[got.Group.Kind]
+	if !ok {
+		return nil, errNoGroup
+	}
 	crash.Point("group: before the completion")
 	clock.start()
-	ms, err = a.kinds.groups[got.Group.Kind](ctx, tx, got.Group)
+	ms, err = complete(ctx, tx, got.Group)
 	if decided := (*gaveUp)(nil); errors.As(err, &decided) {
 		err = &provider.Error{Code: codeMisuse, Err: errors.New("the completion of a group cannot give up")}
 	}
@@ -177,6 +181,8 @@ func (a *attempt[Tx]) finished(ctx context.Context, got provider.TaskChanged, ou
 		return a.refused(confirmed)
 	case errors.As(err, &sink):
 		return a.unrecorded(err, out)
+	case errors.Is(err, errNoGroup):
+		return a.leave(out)
 	case errors.As(err, &decided) && a.def.tx != nil && !errors.Is(context.Cause(ctx), errStopping): // nothing was written
 		return a.end(provider.TaskChange{To: Undone, GiveUp: decided.code})
 	}

@@ -3,6 +3,8 @@ package task
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,8 +15,9 @@ import (
 )
 
 const (
-	lookEvery    = 5 * time.Second  // for unknown kinds and suspect tasks
-	requeueEvery = 30 * time.Second // tasks that were abandoned because their kind was unknown
+	lookEvery    = 5 * time.Second  // for suspect tasks
+	requeueEvery = 30 * time.Second // tasks that earlier versions have abandoned
+	sayEvery     = time.Minute      // which kinds lack a worker
 	deleteEvery  = time.Minute
 	deleteBatch  = 1000
 )
@@ -30,10 +33,13 @@ func (e *engine[Tx]) maintain(ctx context.Context) {
 
 // maintainOnce does the parts of it that are due.
 func (e *engine[Tx]) maintainOnce(ctx context.Context) {
-	e.findUnknown(ctx)
 	if began := now(); began.Sub(e.requeued) >= requeueEvery {
 		e.requeued = began
 		e.requeueKnown(ctx)
+	}
+	if began := now(); began.Sub(e.said) >= sayEvery {
+		e.said = began
+		e.sayLacking(ctx)
 	}
 	if began := now(); began.Sub(e.deleted) >= deleteEvery {
 		e.deleted = began
@@ -41,33 +47,92 @@ func (e *engine[Tx]) maintainOnce(ctx context.Context) {
 	}
 }
 
-// findUnknown looks for tasks of its domains whose kinds it does not define. They are claimed, and
-// abandoned.
-func (e *engine[Tx]) findUnknown(ctx context.Context) {
-	var unknown []string
-	seen := map[string]bool{}
-	for kind := range e.kinds.handlers {
-		domain, _, _ := strings.Cut(kind, "/")
-		if seen[domain] {
-			continue
-		}
-		seen[domain] = true
-		limited, cancel := context.WithTimeout(ctx, claimLimit)
-		stored, err := e.db.TaskKinds(limited, domain)
-		cancel()
+// reportSelf returns what the worker reports about itself.
+func (e *engine[Tx]) reportSelf() provider.ServiceReport {
+	kinds := slices.AppendSeq(slices.Clone(e.names), maps.Keys(e.kinds.groups))
+	slices.Sort(kinds)
+	return provider.ServiceReport{Kind: "worker", Holder: e.cfg.Holder, Kinds: slices.Compact(kinds)}
+}
+
+// workers returns the reports of services that are alive. There are none if the store does not know them.
+func (e *engine[Tx]) workers(ctx context.Context) ([]provider.ServiceReport, error) {
+	o := provider.OperationsOf(e.db)
+	if o == nil {
+		return nil, nil
+	}
+	return o.Services(ctx)
+}
+
+// isDefined reports whether one of these services defines all these kinds.
+func isDefined(services []provider.ServiceReport, kinds ...string) bool {
+	return slices.ContainsFunc(services, func(r provider.ServiceReport) bool { return r.Defines(kinds...) })
+}
+
+// sayLacking logs the kinds of tasks and of groups that wait for a worker that defines them.
+func (e *engine[Tx]) sayLacking(ctx context.Context) {
+	limited, cancel := context.WithTimeout(ctx, claimLimit)
+	defer cancel()
+	due, err := e.undefined(limited)
+	if err != nil {
+		e.failed(ctx, "kinds without a worker not listed", err)
+	}
+	for _, kind := range slices.Sorted(maps.Keys(due)) {
+		e.log.Warn("tasks are due, and no worker that is alive defines their kind", "kind", kind, "since", due[kind])
+	}
+	e.mu.Lock()
+	groups := maps.Clone(e.lacking)
+	clear(e.lacking)
+	e.mu.Unlock()
+	for _, kind := range slices.Sorted(maps.Keys(groups)) {
+		e.log.Warn("a group waits for a worker that defines its kind", "kind", kind, "since", groups[kind])
+	}
+}
+
+// undefined returns the kinds of its domains that have tasks that are due and are defined by no worker that is alive, and
+// since when. There are none if the store does not know the services.
+func (e *engine[Tx]) undefined(ctx context.Context) (map[string]time.Time, error) {
+	if provider.OperationsOf(e.db) == nil {
+		return nil, nil
+	}
+	workers, err := e.workers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var kinds []string
+	for _, domain := range domains(e.names) {
+		stored, err := e.db.TaskKinds(ctx, domain)
 		if err != nil {
-			e.failed(ctx, "kinds not listed", err)
-			return
+			return nil, err
 		}
-		for _, kind := range stored {
-			if _, ok := e.kinds.handlers[kind]; !ok {
-				unknown = append(unknown, kind)
+		kinds = append(kinds, slices.DeleteFunc(stored, func(kind string) bool {
+			return slices.Contains(e.names, kind) || isDefined(workers, kind)
+		})...)
+	}
+	if len(kinds) == 0 {
+		return nil, nil
+	}
+	due := map[string]time.Time{}
+	for _, alone := range []bool{false, true} {
+		first, err := e.db.TaskCandidates(ctx, provider.TaskQuery{Kinds: kinds, Alone: alone}, len(kinds))
+		if err != nil {
+			return nil, err
+		}
+		for _, t := range first {
+			if since, ok := due[t.Kind]; !ok || t.NextAt.Before(since) {
+				due[t.Kind] = t.NextAt
 			}
 		}
 	}
-	e.mu.Lock()
-	e.unknown = unknown
-	e.mu.Unlock()
+	return due, nil
+}
+
+// domains returns the parts of kinds before the "/".
+func domains(kinds []string) (all []string) {
+	for _, kind := range kinds {
+		domain, _, _ := strings.Cut(kind, "/")
+		all = append(all, domain)
+	}
+	return slices.Compact(all)
 }
 
 // findSuspect looks for a suspect task. The loop claims it when no other task runs, and meanwhile
@@ -120,8 +185,8 @@ func (e *engine[Tx]) suspectFirst() bool {
 	return s.waits
 }
 
-// requeueKnown requeues tasks that were abandoned because their kind, or that of their group, was
-// unknown: for example if the program that adds them was deployed first.
+// requeueKnown requeues tasks that a worker of an earlier version has abandoned because it did not define their kind, or
+// that of their group.
 func (e *engine[Tx]) requeueKnown(ctx context.Context) {
 	inspector, ok := e.db.(Inspector)
 	if !ok {

@@ -35,13 +35,18 @@ type Worker struct {
 // provider.TaskProvider[pgx.Tx], *sqlite.DB one of *sql.Tx, *memory.DB one of *memory.Model. It
 // checks its arguments, and starts nothing.
 //
-// A worker is responsible for the domains of its kinds, the parts before
-// the "/": it abandons their tasks of other kinds, with the code "unknown". A worker that defines the kind
-// requeues such tasks. So all kinds of a domain belong into one service.
+// A worker claims only tasks of its kinds, so an old and a new program may run on one store: a task of another kind stays
+// as it is until a worker that defines the kind claims it. Once a minute a worker logs which kinds of its domains, the parts
+// before the "/", have tasks that are due and are defined by no worker that is alive (provider.Registry).
+//
+// The kind of a group is required only for its last task. A worker that does not define it runs the task, and releases it
+// for one that does: with the result of a handler of Define, which does not run again. So define the kind of a group in
+// each service that defines the kinds of its tasks.
 func NewWorker[Tx any](db provider.TaskProvider[Tx], cfg WorkerConfig, definitions ...Kind[Tx]) (*Worker, error) {
 	e := &engine[Tx]{
 		db: db, cfg: cfg, changes: make(chan *pendingChange, 1024), holds: map[string]*held{},
 		freed: pauses.NewSignal(), soon: pauses.NewSignal(), turn: make(chan struct{}, 1),
+		passed: map[string]time.Time{}, lacking: map[string]time.Time{},
 		kinds: kinds[Tx]{
 			handlers: map[string]handler[Tx]{},
 			groups:   map[string]func(ctx context.Context, tx Tx, g *provider.TaskGroup) ([]outbox.Message, error){},
@@ -65,6 +70,7 @@ func NewWorker[Tx any](db provider.TaskProvider[Tx], cfg WorkerConfig, definitio
 		return nil, fmt.Errorf("worker: %w", err)
 	}
 	e.names = slices.Sorted(maps.Keys(e.kinds.handlers))
+	e.said = now()
 	e.log = e.cfg.Logger.With("worker", e.cfg.Holder)
 	return &Worker{running: make(chan struct{}), run: e.run, runOnce: e.runOnce, late: func() map[string]time.Duration { return e.loops.Late(now()) }}, nil
 }
@@ -111,7 +117,7 @@ type engine[Tx any] struct {
 	db      provider.TaskProvider[Tx]
 	cfg     WorkerConfig
 	kinds   kinds[Tx]
-	names   []string // of the kinds to claim
+	names   []string // of its kinds of tasks
 	log     *slog.Logger
 	changes chan *pendingChange
 	repeats sync.WaitGroup // changes that continue alone
@@ -127,10 +133,11 @@ type engine[Tx any] struct {
 	holds   map[string]*held // by the id of the task; the last one
 	active  int              // tasks that were claimed and have not been handled
 	ending  int              // those of them whose ends are being recorded
-	unknown []string         // kinds of its domains that it does not define
 	suspect suspects
+	passed  map[string]time.Time // kinds that are left to other workers until then
+	lacking map[string]time.Time // kinds of groups that nobody defines, which were met since then and not logged
 
-	requeued, deleted time.Time // when maintenance did so
+	requeued, said, deleted time.Time // when maintenance did so
 
 	reached atomic.Int64 // when the store last replied
 	live    atomic.Int64 // handlers and sinks that have not returned
@@ -219,7 +226,7 @@ func (e *engine[Tx]) run(ctx context.Context, running chan<- struct{}) (err erro
 	maintenance.Go(func() { e.maintain(ctx) })
 	maintenance.Go(func() {
 		presence.New(e.db, now, func(err error) { e.log.Warn("worker not reported", "class", errclass.Of(err)) },
-			func() provider.ServiceReport { return provider.ServiceReport{Kind: "worker", Holder: e.cfg.Holder} }).Run(ctx)
+			e.reportSelf).Run(ctx)
 	})
 	close(running)
 	e.loop(ctx, &handlers)
@@ -391,7 +398,13 @@ func (e *engine[Tx]) claim(ctx context.Context, limit int, alone bool) ([]*held,
 func (e *engine[Tx]) query(alone bool) provider.TaskQuery {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return provider.TaskQuery{Kinds: slices.Concat(e.names, e.unknown), Attempts: e.cfg.Backoff.Attempts, Alone: alone}
+	at := now()
+	maps.DeleteFunc(e.passed, func(_ string, until time.Time) bool { return !until.After(at) })
+	kinds := e.names
+	if len(e.passed) > 0 {
+		kinds = slices.DeleteFunc(slices.Clone(kinds), func(kind string) bool { return !e.passed[kind].IsZero() })
+	}
+	return provider.TaskQuery{Kinds: kinds, Attempts: e.cfg.Backoff.Attempts, Alone: alone}
 }
 
 func (e *engine[Tx]) letGo(h *held) {

@@ -506,29 +506,6 @@ func TestTheBoundComesBeforeTheClaim(t *testing.T) {
 	})
 }
 
-func TestUnknownKinds(t *testing.T) {
-	inWorld(t, func(w *world) {
-		known := call("orders/known", func(context.Context, run) error { return nil })
-		unknown := call("orders/unknown", func(_ context.Context, r run) error { w.call(r.Key()); return nil })
-		other := call("mails/unknown", func(context.Context, run) error { return nil })
-		group := task.DefineGroup("orders/all", noCompletion)
-		stop := w.start(w.worker(task.WorkerConfig{}, known))
-		w.enqueue(unknown.New("a", 1), other.New("b", 1))
-		w.in(func(ctx context.Context, tx task.Tx) {
-			require.NoError(w, tx.EnqueueGroup(ctx, group.New("g", 1, known.New("c", 1))))
-		})
-		require.Equal(w, "unknown", w.becomes("a", task.Abandoned).Code)
-		require.Equal(w, "unknown_group", w.becomes("c", task.Abandoned).Code)
-		time.Sleep(time.Minute)
-		require.Equal(w, task.Pending, w.task("b").Status, "another service has that domain")
-		require.NoError(w, stop())
-		w.start(w.worker(task.WorkerConfig{}, known, unknown, group))
-		w.becomes("a", task.Done)
-		w.becomes("c", task.Done)
-		require.Equal(w, []string{"a"}, w.called())
-	})
-}
-
 func TestEndedTasksAreDeleted(t *testing.T) {
 	inWorld(t, func(w *world) {
 		kind := call("calls/some", func(context.Context, run) error { return nil })

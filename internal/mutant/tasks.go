@@ -191,8 +191,8 @@ var workers = []Mutant{
 		Name: "completion_apart",
 		What: "a group is completed in a transaction of its own",
 		Edits: []Edit{
-			{File: "task/finish.go", Old: "	ms, err = a.kinds.groups[got.Group.Kind](ctx, tx, got.Group)\n", New: `	err = a.db.Do(ctx, provider.Unit{}, func(ctx context.Context, tx Tx, _ provider.Found) (provider.Closing, error) {
-		ms, err := a.kinds.groups[got.Group.Kind](ctx, tx, got.Group)
+			{File: "task/finish.go", Old: "	ms, err = complete(ctx, tx, got.Group)\n", New: `	err = a.db.Do(ctx, provider.Unit{}, func(ctx context.Context, tx Tx, _ provider.Found) (provider.Closing, error) {
+		ms, err := complete(ctx, tx, got.Group)
 		return provider.Closing{Output: ms}, err
 	})
 `},
@@ -258,6 +258,35 @@ var workers = []Mutant{
 		What:  "a worker claims tasks although it has no room for them",
 		Edits: []Edit{{File: "task/worker.go", Old: "return min(e.cfg.Concurrency-(e.active-e.ending), 2*e.cfg.Concurrency-e.active)", New: "return e.cfg.Concurrency"}},
 		Tests: []Test{{"./task", "TestTheBoundComesBeforeTheClaim"}},
+	},
+	{
+		Name: "kinds_of_domain",
+		What: "a worker claims tasks of its domains whose kind it does not define",
+		Edits: []Edit{{File: "task/worker.go", Old: "	return provider.TaskQuery{Kinds: kinds, Attempts", New: `	for _, domain := range domains(e.names) {
+		stored, _ := e.db.TaskKinds(e.hard, domain)
+		kinds = slices.Concat(kinds, stored)
+	}
+	return provider.TaskQuery{Kinds: kinds, Attempts`}},
+		Tests: []Test{{"./task", "TestAWorkerClaimsOnlyKindsThatItDefines"}},
+		Cells: []string{"task-code"},
+	},
+	{
+		Name:  "kind_not_passed",
+		What:  "a worker claims the last task of a group at once again, although it has left it to a worker that defines the group",
+		Edits: []Edit{{File: "task/end.go", Old: "a.passed[t.Kind], c.After = now().Add(passFor), 0", New: "c.After = 0"}},
+		Tests: []Test{{"./task", "TestAWorkerLeavesTheLastTaskOfAGroupToAnother"}},
+	},
+	{
+		Name:  "group_left_without_result",
+		What:  "the last task of a group is left to another worker without the result of its handler, which runs again",
+		Edits: []Edit{{File: "task/end.go", Old: "Code: codeUnknownGroup, Doubt: t.Doubt, Result: result}", New: "Code: codeUnknownGroup, Doubt: t.Doubt}"}, {File: "task/end.go", Old: "func (a *attempt[Tx]) leave(result json.RawMessage) ending {", New: "func (a *attempt[Tx]) leave(json.RawMessage) ending {"}},
+		Tests: []Test{{"./task", "TestTheLastTaskOfAGroupWaitsForAWorkerThatDefinesIt/Define"}},
+	},
+	{
+		Name:  "kinds_unreported",
+		What:  "a worker does not report its kinds",
+		Edits: []Edit{{File: "task/maintain.go", Old: "Holder: e.cfg.Holder, Kinds: slices.Compact(kinds)}", New: "Holder: e.cfg.Holder}"}},
+		Tests: []Test{{"./task", "TestAWorkerReportsItsKinds"}, {"./admin", "TestDoctorNamesKindsOfTasksThatNoWorkerDefines"}},
 	},
 	{
 		Name:  "due_rounds_down",

@@ -33,7 +33,7 @@ func (db *Provider) Report(ctx context.Context, r provider.ServiceReport, lease 
 		if before, ok := s.services.get(r.ID); ok {
 			r.StartedAt = before.StartedAt
 		}
-		r.Can, r.Outages = slices.Clone(r.Can), slices.Clone(r.Outages)
+		r.Can, r.Kinds, r.Outages = slices.Clone(r.Can), slices.Clone(r.Kinds), slices.Clone(r.Outages)
 		s.services = s.services.put(r.ID, r)
 		return struct{}{}, nil
 	})

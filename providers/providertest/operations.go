@@ -64,7 +64,7 @@ func (s *stage) services() []provider.ServiceReport {
 func (s *stage) report(id string, lease time.Duration) {
 	s.Helper()
 	r := provider.ServiceReport{ID: s.name + id, Kind: "runner", Holder: "h'" + id, Process: "host/1", Version: "v1", Can: []provider.Capability{{Projector: "a", Version: 2, Has: []string{"event b 1"}}},
-		Outages: []provider.Outage{{Topic: "t", Class: "refused", Until: time.Unix(77, 0).UTC()}, {Projector: "p", Handler: "h", Class: "unknown", Code: "08001", Until: time.Unix(78, 0).UTC()}}, Clock: time.Now()}
+		Kinds: []string{"a/b", "a/c"}, Outages: []provider.Outage{{Topic: "t", Class: "refused", Until: time.Unix(77, 0).UTC()}, {Projector: "p", Handler: "h", Class: "unknown", Code: "08001", Until: time.Unix(78, 0).UTC()}}, Clock: time.Now()}
 	s.ok(s.operations().Report(s.ctx, r, lease), "report")
 }
 
@@ -76,7 +76,7 @@ func reports(s *stage) {
 	all := s.services()
 	same(s, "number of services", len(all), 2)
 	r := all[0]
-	same(s, "report", []any{r.ID, r.Kind, r.Holder, r.Process, r.Version, r.Can, r.Outages}, []any{s.name + "1", "runner", "h'1", "host/1", "v1", []provider.Capability{{Projector: "a", Version: 2, Has: []string{"event b 1"}}},
+	same(s, "report", []any{r.ID, r.Kind, r.Holder, r.Process, r.Version, r.Can, r.Kinds, r.Outages}, []any{s.name + "1", "runner", "h'1", "host/1", "v1", []provider.Capability{{Projector: "a", Version: 2, Has: []string{"event b 1"}}}, []string{"a/b", "a/c"},
 		[]provider.Outage{{Topic: "t", Class: "refused", Until: time.Unix(77, 0).UTC()}, {Projector: "p", Handler: "h", Class: "unknown", Code: "08001", Until: time.Unix(78, 0).UTC()}}})
 	up, left := r.SeenAt.Sub(r.StartedAt), r.ExpiresAt.Sub(r.SeenAt)
 	s.require(up > 9*time.Minute && up < 10*time.Minute+patience.Limit(), "it started at %v, ten minutes before %v", r.StartedAt, r.SeenAt)
