@@ -202,6 +202,35 @@ func (a *Admin) PruneEntries(ctx context.Context, keep outbox.EntryRetention, d 
 		func() (int, error) { return outbox.Prune(ctx, a.store, keep) })
 }
 
+// Forget is projector.Forget, recorded as an act. A preview is not recorded.
+func (a *Admin) Forget(ctx context.Context, name string, o projector.ForgetOptions, d Decision) (f projector.Forgotten, err error) {
+	p, err := a.Projectors()
+	if err != nil || o.Preview {
+		if err == nil {
+			f, err = projector.Forget(ctx, p, name, o, d)
+		}
+		return f, err
+	}
+	act := provider.Act{Verb: "forget", Kind: provider.PauseProjector, Name: name, Decision: d}
+	_, err = a.decide(ctx, act, map[string]bool{"drop_tables": o.DropTables}, func() (int, error) {
+		var err error
+		f, err = projector.Forget(ctx, p, name, o, d)
+		return int(f.Markers.N + f.Parked.N), err
+	})
+	return f, err
+}
+
+// Release is projector.Release, recorded as an act.
+func (a *Admin) Release(ctx context.Context, name string, d Decision) error {
+	p, err := a.Projectors()
+	if err != nil {
+		return err
+	}
+	_, err = a.decide(ctx, provider.Act{Verb: "release", Kind: provider.PauseProjector, Name: name, Decision: d}, struct{}{},
+		func() (int, error) { return 0, projector.Release(ctx, p, name, d) })
+	return err
+}
+
 // MarkedHandlers returns the handlers that have markers, sorted.
 func (a *Admin) MarkedHandlers(ctx context.Context) ([]string, error) {
 	return with(a.Projectors, func(p Projectors) ([]string, error) { return p.MarkedHandlers(ctx) })

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -66,7 +67,7 @@ type Log struct {
 type Projector struct {
 	Name       string `json:"name"`
 	Generation int    `json:"generation"`
-	// State is "live", "building", "standby", "requested" or "retired".
+	// State is "live", "building", "standby", "requested", "retired" or "forgotten".
 	State      string         `json:"state"`
 	Versions   []int          `json:"versions,omitempty"` // the oldest and the newest version of programs that feed it; nil: any
 	Mode       string         `json:"mode,omitempty"`     // "catch-up", "closing" or "live"; empty: it has read no log
@@ -140,7 +141,11 @@ func (a *Admin) facts(ctx context.Context) (*Facts, error) {
 	if err != nil {
 		return nil, err
 	}
+	forgotten := forgottenOf(generations)
 	for i, b := range s.Builds {
+		if _, is := forgotten[b.Projector]; is { // what is left of it is deleted by another call of projector.Forget
+			continue
+		}
 		p := f.projector(b, generations)
 		if p.OtherLog = b.Checkpoint.Lineage != "" && b.Checkpoint.Lineage != id.Lineage; !p.OtherLog && i < listed {
 			if err := a.lag(ctx, store, &p, b, s); err != nil {
@@ -150,7 +155,27 @@ func (a *Admin) facts(ctx context.Context) (*Facts, error) {
 		f.Projectors = append(f.Projectors, p)
 	}
 	f.addRequested(generations)
+	for name, n := range forgotten {
+		f.Projectors = append(f.Projectors, Projector{Name: name, Generation: n, State: "forgotten"})
+	}
+	slices.SortStableFunc(f.Projectors, func(a, b Projector) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Generation, b.Generation))
+	})
 	return f, f.addNeeds(ctx, store)
+}
+
+// forgottenOf returns the forgotten projectors, each with its last generation that was live.
+func forgottenOf(generations []projector.Generation) map[string]int {
+	forgotten := map[string]int{}
+	for _, g := range generations { // in order of projector and number
+		switch g.State {
+		case "forgotten":
+			forgotten[g.Projector] = g.Number
+		case "live":
+			delete(forgotten, g.Projector)
+		}
+	}
+	return forgotten
 }
 
 // projector returns the facts of a generation without its lag.

@@ -17,7 +17,7 @@ type Generation struct {
 	Projector string
 	Number    int
 	// State is "requested", "building", "live", "standby" (it was live, and is kept up to date for
-	// Promote) or "retired" (its tables are being dropped).
+	// Promote), "retired" (its tables are being dropped) or "forgotten" (it was live when the projector was forgotten).
 	State    string
 	How      RebuildHow // how it was built; NoRebuild for the first
 	Decision            // who requested it, and why
@@ -87,8 +87,12 @@ func ReadGenerations(rows []provider.Generation) (all []Generation) {
 
 // shownOf returns a generation as it is shown to people.
 func shownOf(g *generation.Row) Generation {
+	state := string(g.State)
+	if g.Forgotten {
+		state = "forgotten"
+	}
 	return Generation{
-		Projector: g.Projector, Number: g.Generation, State: string(g.State), How: RebuildHow(g.How), Decision: Decision{By: g.By, Reason: g.Reason},
+		Projector: g.Projector, Number: g.Generation, State: state, How: RebuildHow(g.How), Decision: Decision{By: g.By, Reason: g.Reason},
 		Oldest: g.Oldest, Newest: g.Newest, Paused: g.Paused, CaughtUp: g.Done, Failed: g.Failed,
 		Applied: g.Applied, Total: g.Total, PerSecond: g.PerSecond, Seen: g.Seen, ChangedAt: g.Changed,
 	}

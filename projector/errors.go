@@ -3,6 +3,7 @@ package projector
 import (
 	"errors"
 
+	"github.com/kinora-go/kinora/projector/internal/generation"
 	"github.com/kinora-go/kinora/projector/internal/model"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -63,6 +64,11 @@ var (
 	// ErrLogChanged: the log is not the one that was read. Its database was restored from a backup,
 	// or it is another log.
 	ErrLogChanged = model.ErrLogChanged
+	// ErrForgotten: a person has forgotten the projector (Forget). The text says who, when and why. No runner of it starts
+	// until Release.
+	ErrForgotten = generation.ErrForgotten
+	// ErrServed: a runner of the projector is alive. The text names it.
+	ErrServed = errors.New("a runner of the projector is alive")
 	// ErrInput: an argument is invalid, and nothing was changed.
 	ErrInput = provider.ErrInput
 	// ErrNoDryRun: the provider cannot show the changes of a unit.

@@ -303,19 +303,24 @@ func (p *markedPair[Tx, Outer]) Lost(ctx context.Context, b Build) (ids []string
 	return ids, err
 }
 
-func (p *markedPair[Tx, Outer]) SetGeneration(ctx context.Context, g Generation) (bool, error) {
-	all, err := p.store.Generations(ctx, g.Projector)
+func (p *markedPair[Tx, Outer]) SetGeneration(ctx context.Context, all ...Generation) (bool, error) {
+	if err := CheckGeneration(all...); err != nil {
+		return false, err
+	}
+	stored, err := p.store.Generations(ctx, all[0].Projector)
 	if err != nil {
 		return false, err
 	}
-	set, err := p.store.SetGeneration(ctx, g)
-	isNew := !slices.ContainsFunc(all, func(was Generation) bool { return was.Build == g.Build && was.State == g.State })
-	if set && isNew {
-		if err := p.units.SetState(ctx, g); err != nil {
-			return true, nil //nolint:nilerr // units of the second store check the state too
+	set, err := p.store.SetGeneration(ctx, all...)
+	if err != nil || !set {
+		return false, err
+	}
+	for _, g := range all {
+		if !slices.ContainsFunc(stored, func(was Generation) bool { return was.Build == g.Build && was.State == g.State }) {
+			_ = p.units.SetState(ctx, g) // if this fails, units of the second store check the state too
 		}
 	}
-	return set, err
+	return true, nil
 }
 
 func (p *markedPair[Tx, Outer]) Unlogged(ctx context.Context, b Build, handlers []string) (bool, error) {

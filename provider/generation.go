@@ -33,23 +33,24 @@ type Builds interface {
 	// Generations returns the generations of a projector, or of all if its name is empty, in order of projector and number.
 	Generations(ctx context.Context, projector string) ([]Generation, error)
 
-	// SetGeneration stores g, and adds one to its Revision. It returns false, and changes nothing, if:
-	//   - g.Revision is not that of the stored row. A row that does not exist has Revision 0.
-	//   - The stored generation is retired, and g is not.
-	//   - It would be the second one of the projector that is live, or that is requested or being built.
+	// SetGeneration stores generations of one projector, and adds one to the Revision of each. It returns false, and
+	// changes nothing, if:
+	//   - A Revision is not that of the stored row. A row that does not exist has Revision 0.
+	//   - A stored generation is retired, and would not be.
+	//   - Two generations of the projector would be live, or two would be requested or being built.
 	//
-	// In the same transaction it changes the checkpoint of the generation if the State is new: with GenerationStandby
+	// In the same transaction it changes the checkpoint of a generation if the State is new: with GenerationStandby
 	// its mode becomes ModeCatchUp and the tokens of it and its segments zero; with GenerationRetired its mode
 	// becomes ModeEnded, and it is created if there is none, so that no unit of the generation can begin.
-	SetGeneration(ctx context.Context, g Generation) (bool, error)
+	SetGeneration(ctx context.Context, all ...Generation) (bool, error)
 
 	// Unlogged reports whether the generation has a marker of one of handlers for a message that was no event of the log.
 	Unlogged(ctx context.Context, b Build, handlers []string) (bool, error)
 
 	// ClearGeneration deletes at most limit rows of a retired generation: markers of handlers, and parked messages with
-	// their lanes. It returns their number. If no row is left it drops tables, if they exist, and returns zero. The
+	// their lanes. It returns their number. If no row is left it drops tables and views, if they exist, and returns zero. The
 	// generation and its checkpoint stay. It returns ErrInput if the generation is not retired. The error has
-	// CodeReferenced if another table has a foreign key to one of tables, or on PostgreSQL a view reads one.
+	// CodeReferenced if another table has a foreign key to one of tables, or on PostgreSQL another view reads one.
 	ClearGeneration(ctx context.Context, b Build, handlers, tables []string, limit int) (int, error)
 }
 
@@ -75,8 +76,24 @@ const (
 	GenerationRetired   GenerationState = "retired"   // it takes no more units, and its rows are deleted
 )
 
-// CheckGeneration returns an error for a generation that no store can have.
-func CheckGeneration(g Generation) error {
+// CheckGeneration returns an error for generations that SetGeneration cannot store.
+func CheckGeneration(all ...Generation) error {
+	if len(all) == 0 {
+		return fmt.Errorf("%w: no generation is given", ErrInput)
+	}
+	for i, g := range all {
+		isSame := func(o Generation) bool { return o.Build == g.Build }
+		if g.Projector != all[0].Projector || slices.ContainsFunc(all[:i], isSame) {
+			return fmt.Errorf("%w: generation %s: give each generation of one projector once", ErrInput, g.Build)
+		}
+		if err := checkGeneration(g); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkGeneration(g Generation) error {
 	if err := CheckStorable("projector", g.Projector); err != nil {
 		return err
 	}

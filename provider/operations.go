@@ -208,7 +208,7 @@ func (s ActState) IsOver() bool { return s != ActRequested && s != ActRunning }
 // Act is something that an operator did or asked for.
 type Act struct {
 	ID   int64  `json:"id"`
-	Verb string `json:"verb"` // "pause", "resume", "requeue", "skip", "prune", "drop", "verify", "dry-run"
+	Verb string `json:"verb"` // "pause", "resume", "requeue", "skip", "prune", "drop", "verify", "dry-run", "forget", "release"
 	// Kind and Name are the target: "projector", "topic" and its name, "outbox", "markers" and a projector or handlers.
 	Kind string `json:"kind"`
 	Name string `json:"name"`

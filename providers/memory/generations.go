@@ -47,13 +47,15 @@ func (db *Provider) Generations(ctx context.Context, projector string) ([]provid
 }
 
 // SetGeneration implements provider.Builds.
-func (db *Provider) SetGeneration(ctx context.Context, g provider.Generation) (bool, error) {
-	return update(ctx, db, "set a generation", provider.CheckGeneration(g), func(s *state, now time.Time) (bool, error) {
-		can := provider.CanSet(s.generationsOf(g.Projector), g)
-		if can {
+func (db *Provider) SetGeneration(ctx context.Context, all ...provider.Generation) (bool, error) {
+	return update(ctx, db, "set a generation", provider.CheckGeneration(all...), func(s *state, now time.Time) (bool, error) {
+		if !provider.CanSet(s.generationsOf(all[0].Projector), all...) {
+			return false, nil
+		}
+		for _, g := range all {
 			s.setGeneration(g, now)
 		}
-		return can, nil
+		return true, nil
 	})
 }
 
@@ -91,7 +93,7 @@ func (db *Provider) ClearGeneration(ctx context.Context, b provider.Build, handl
 		}
 		if n = s.clear(b, handlers, max(limit, 1)); n == 0 {
 			for _, table := range tables {
-				s.tables = s.tables.drop(table)
+				s.tables, s.views = s.tables.drop(table), s.views.drop(table)
 			}
 		}
 		return n, nil

@@ -386,6 +386,9 @@ with recursive h as (
 	select (select min(handler) from kinora.markers where handler > h.name) from h where h.name is not null)
 select name from h where name is not null`
 
+	countMarkersSQL = `
+select count(*) from (select from kinora.markers where handler = $1::text order by handler, position, processed_at limit $2::int) m`
+
 	dropMarkersSQL = `
 delete from kinora.markers where ctid = any(array(
 	select ctid from kinora.markers where handler = $1::text order by handler, position, processed_at limit $2::int))`
@@ -403,6 +406,12 @@ func (db *Provider) Prune(ctx context.Context, projector string, handlers []stri
 // MarkedHandlers implements provider.MarkerMaintainer.
 func (db *Provider) MarkedHandlers(ctx context.Context) ([]string, error) {
 	return read(ctx, db, "list handlers with markers", nil, pgx.RowTo[string], markedHandlersSQL, planned)
+}
+
+// CountMarkers implements provider.MarkerMaintainer.
+func (db *Provider) CountMarkers(ctx context.Context, handler string, limit int) (n int, err error) {
+	err = db.ordered(ctx, "count markers", provider.CheckStorable("handler", handler), &n, countMarkersSQL, handler, max(limit, 0))
+	return n, err
 }
 
 // DropMarkers implements provider.MarkerMaintainer.

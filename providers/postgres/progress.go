@@ -4,7 +4,10 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -330,6 +333,8 @@ select exists (select from put)`
 	retiredSQL = `
 select true from kinora.generations where projector = $1::text and generation = $2::int and state = 'retired' for share`
 
+	viewsSQL = `select n from unnest($1::text[]) n where (select relkind from pg_class where oid = to_regclass(n)) = 'v'`
+
 	unloggedSQL = `
 select exists (
 	select from unnest($2::text[]) h(name), lateral (
@@ -375,20 +380,55 @@ func generationColumns(g *provider.Generation) []any {
 }
 
 // SetGeneration implements provider.Builds. To change the mode of a checkpoint it waits for units as SetCheckpoint does.
-func (db *Provider) SetGeneration(ctx context.Context, g provider.Generation) (set bool, err error) {
-	if err := provider.CheckGeneration(g); err != nil {
+func (db *Provider) SetGeneration(ctx context.Context, all ...provider.Generation) (set bool, err error) {
+	if err := provider.CheckGeneration(all...); err != nil {
 		return false, wrap("set the generation", err)
 	}
-	exclusive := g.State == provider.GenerationStandby || g.State == provider.GenerationRetired
-	err = db.fenced(ctx, g.Projector, exclusive, func(b *pgx.Batch) { db.queueGeneration(b, g, &set) })
-	if isSecond(err) {
+	if g := all[0]; len(all) == 1 {
+		exclusive := g.State == provider.GenerationStandby || g.State == provider.GenerationRetired
+		var is []bool
+		err = db.fenced(ctx, g.Projector, exclusive, func(b *pgx.Batch) { is = db.queueGenerations(b, all) })
+		set = err == nil && is[0]
+	} else {
+		err = db.setTogether(ctx, all)
+		set = err == nil
+	}
+	if isSecond(err) || errors.Is(err, provider.ErrFenced) {
 		return false, nil
 	}
-	return set && err == nil, classifyOwn(ctx, wrap("set the generation", err))
+	return set, classifyOwn(ctx, wrap("set the generation", err))
 }
 
-func (db *Provider) queueGeneration(b *pgx.Batch, g provider.Generation, set *bool) {
-	queueRow(b, []any{set}, db.q(setGenerationSQL), g.Projector, g.Generation, g.Revision, string(g.State), cmp.Or(string(g.Data), "{}"))
+// setTogether stores several generations while no unit of the projector is open, or returns ErrFenced.
+func (db *Provider) setTogether(ctx context.Context, all []provider.Generation) error {
+	for try := 1; ; try++ {
+		err := db.inTx(ctx, func(tx pgx.Tx) error {
+			b := &pgx.Batch{}
+			b.Queue(`set local lock_timeout = '1s'`)
+			b.Queue(exclusiveSQL, lockClassFence, db.fence(all[0].Projector))
+			set := db.queueGenerations(b, all)
+			err := tx.SendBatch(ctx, b).Close()
+			if err == nil && slices.Contains(set, false) {
+				err = errFenced
+			}
+			return err
+		})
+		if e := pgError(err); e == nil || e.Code != lockNotAvailable || pause(ctx, try) != nil {
+			return err
+		}
+	}
+}
+
+// queueGenerations queues statements that store generations: first those that are no longer live or building. The result
+// says of each whether it was stored, after the batch.
+func (db *Provider) queueGenerations(b *pgx.Batch, all []provider.Generation) (set []bool) {
+	order := []provider.GenerationState{provider.GenerationRetired, provider.GenerationStandby, provider.GenerationLive, provider.GenerationBuilding, provider.GenerationRequested}
+	rank := func(g provider.Generation) int { return slices.Index(order, g.State) }
+	set = make([]bool, len(all))
+	for i, g := range slices.SortedStableFunc(slices.Values(all), func(a, b provider.Generation) int { return cmp.Compare(rank(a), rank(b)) }) {
+		queueRow(b, []any{&set[i]}, db.q(setGenerationSQL), g.Projector, g.Generation, g.Revision, string(g.State), cmp.Or(string(g.Data), "{}"))
+	}
+	return set
 }
 
 // isSecond reports whether a generation would be the second one that is live, or that is requested or being built.
@@ -422,10 +462,7 @@ func (db *Provider) ClearGeneration(ctx context.Context, of provider.Build, hand
 		}
 		err = db.inOrder(ctx, tx, &n, clearGenerationSQL, of.Projector, of.Number(), handlers, limit)
 		if err == nil && n == 0 && len(tables) > 0 {
-			b := &pgx.Batch{}
-			b.Queue(`set local lock_timeout = '1s'`)
-			b.Queue(`drop table if exists ` + quoted(tables...))
-			err = tx.SendBatch(ctx, b).Close()
+			err = db.drop(ctx, tx, tables)
 		}
 		return err
 	})
@@ -433,4 +470,23 @@ func (db *Provider) ClearGeneration(ctx context.Context, of provider.Build, hand
 		return 0, wrap("clear the generation", referenced(busy(explain(err))))
 	}
 	return n, nil
+}
+
+// drop drops tables and views that exist.
+func (db *Provider) drop(ctx context.Context, tx pgx.Tx, names []string) error {
+	names = mapSlice(names, func(name *string) string { return quoted(*name) })
+	views, err := collect(ctx, tx, pgx.RowTo[string], viewsSQL, planned, names)
+	if err != nil {
+		return err
+	}
+	b := &pgx.Batch{}
+	b.Queue(`set local lock_timeout = '1s'`)
+	if len(views) > 0 {
+		b.Queue(`drop view ` + strings.Join(views, ", "))
+	}
+	tables := slices.DeleteFunc(names, func(name string) bool { return slices.Contains(views, name) })
+	if len(tables) > 0 {
+		b.Queue(`drop table if exists ` + strings.Join(tables, ", "))
+	}
+	return tx.SendBatch(ctx, b).Close()
 }

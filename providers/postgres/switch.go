@@ -1,7 +1,6 @@
 package postgres
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -177,15 +176,9 @@ func (w *unit) endSwitch(ctx context.Context, tx pgx.Tx) error {
 	})
 }
 
-// setGenerations stores those that are no longer live or building first.
 func (w *unit) setGenerations(ctx context.Context, tx pgx.Tx, all []provider.Generation) error {
-	order := []provider.GenerationState{provider.GenerationRetired, provider.GenerationStandby, provider.GenerationLive, provider.GenerationBuilding, provider.GenerationRequested}
-	rank := func(g provider.Generation) int { return slices.Index(order, g.State) }
-	set := make([]bool, len(all))
 	b := &pgx.Batch{}
-	for i, g := range slices.SortedStableFunc(slices.Values(all), func(a, b provider.Generation) int { return cmp.Compare(rank(a), rank(b)) }) {
-		w.db.queueGeneration(b, g, &set[i])
-	}
+	set := w.db.queueGenerations(b, all)
 	crash.Point("switch unit: before")
 	err := tx.SendBatch(ctx, b).Close()
 	crash.Point("switch unit: after")

@@ -54,6 +54,11 @@ var generationCases = []testCase{
 		rule: "Of several SetGeneration of one revision, and of several that make a generation live or requested, exactly one returns true",
 	},
 	{
+		// Promise: O5.1
+		name: "several generations in one call", play: setsTogether,
+		rule: "SetGeneration stores all of its generations or none, after the end of the units that are open",
+	},
+	{
 		name: "a generation that cannot be stored", play: badGenerations,
 		rule: "CheckGeneration returns an error for a generation that no store can have. Nothing is stored",
 	},
@@ -306,8 +311,55 @@ func setGenerationsAtOnce(s *stage) {
 	same(s, "generations", len(s.all()), 3)
 }
 
+// setsTogether retires two generations while a unit of one of them is open.
+func setsTogether(s *stage) {
+	s.becomesNow(1, live, true)
+	s.becomesNow(2, standby, true)
+	all := s.all()
+	first, second := s.becomes(all, 1, retired), s.becomes(all, 2, retired)
+	set := func(want bool, together ...provider.Generation) {
+		s.Helper()
+		ok, err := s.db.SetGeneration(s.ctx, together...)
+		s.ok(err, "set several generations")
+		same(s, "several generations were stored", ok, want)
+	}
+	stale := second
+	stale.Revision--
+	set(false, first, stale)
+	set(false, s.becomes(all, 1, live), s.becomes(all, 2, live))
+	same(s, "generations", s.all(), all)
+	s.open(s.of("m-1"), effects)
+	s.in(2).open(s.in(2).of("m-1"), effects)
+
+	set(true, s.becomes(all, 1, standby), s.becomes(all, 2, live))
+	s.isLive(2)
+	all = s.all()
+	first, second = s.becomes(all, 1, retired), s.becomes(all, 2, retired)
+	isSet, wait := false, func() error { return nil }
+	s.open(s.of("m-2"), func(o opened) (provider.Closing, error) {
+		wait = begin(func() (err error) {
+			isSet, err = s.db.SetGeneration(s.ctx, first, second)
+			return err
+		})
+		return effects(o)
+	})
+	s.ok(wait(), "retire both generations while a unit is open")
+	same(s, "both generations were stored", isSet, true)
+	s.statesAre("after it", retired, retired)
+	for _, of := range []*stage{s, s.in(2)} {
+		of.hasEnded(s.do(s.ctx, of.of("m-3"), effects), "a unit of a retired generation")
+	}
+	same(s, "totals", []int{s.total("m-1"), s.total("m-2"), s.total("m-3")}, []int{2, 1, 0})
+}
+
 func badGenerations(s *stage) {
 	good := provider.Generation{Build: s.in(2).build(), State: requested}
+	other := good
+	other.Projector += "x"
+	for what, all := range map[string][]provider.Generation{"none": nil, "one twice": {good, good}, "two projectors": {good, other}} {
+		ok, err := s.db.SetGeneration(s.ctx, all...)
+		s.require(errors.Is(err, provider.ErrInput) && !ok, "the error %v of SetGeneration of %s is ErrInput", err, what)
+	}
 	for what, change := range map[string]func(g *provider.Generation){
 		"no number":           func(g *provider.Generation) { g.Generation = 0 },
 		"a negative number":   func(g *provider.Generation) { g.Generation = -1 },

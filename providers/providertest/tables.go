@@ -56,7 +56,7 @@ var tableCases = []testCase{
 	{
 		// Promise: R6.1
 		name: "tables of a retired generation", play: tablesDropped,
-		rule: "ClearGeneration drops tables, if they exist, once no row of the generation is left",
+		rule: "ClearGeneration drops tables and views, if they exist, once no row of the generation is left",
 	},
 	{
 		name: "names that no table has", play: badTables,
@@ -393,6 +393,16 @@ func tablesDropped(s *stage) {
 	same(s, "rows deleted", n, 0)
 	s.fill("a", tableRows(1, "b")...)
 	s.has("that was created again", "a", tableRows(1, "b")...)
+
+	s.ok(s.do(s.ctx, provider.Unit{Projector: s.name, Once: true, Switch: &provider.Switch{Show: []provider.TablePair{s.pair("a", "v")}}}, nothing), "show a table")
+	s.has("that is shown", "v", tableRows(1, "b")...)
+	n, err = s.db.ClearGeneration(s.ctx, next.build(), nil, []string{s.table("a"), s.table("v")}, 2)
+	s.ok(err, "drop a table and its view")
+	same(s, "rows deleted", n, 0)
+	s.fill("v", tableRows(1, "c")...) // the name is free
+	s.has("with the name of the view", "v", tableRows(1, "c")...)
+	s.fill("a")
+	s.has("that was shown", "a")
 }
 
 func badTables(s *stage) {

@@ -118,6 +118,9 @@ func (u *Units) ClearGeneration(ctx context.Context, b provider.Build, handlers,
 	if len(tables) == 0 {
 		return n, nil
 	}
+	if err := u.client.HDel(ctx, u.own("shown"), tables...).Err(); err != nil {
+		return n, wrapped("drop views", err)
+	}
 	names, err := u.namesIn(ctx, "renamed", tables) // as they were before a switch has renamed them
 	for i := 0; err == nil && i < len(names) && n < limit; i++ {
 		var some int

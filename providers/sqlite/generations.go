@@ -44,11 +44,11 @@ func (d *Provider) Generations(ctx context.Context, projector string) (all []pro
 }
 
 // SetGeneration implements provider.Builds.
-func (d *Provider) SetGeneration(ctx context.Context, g provider.Generation) (bool, error) {
-	return update(ctx, d, "set a generation", provider.CheckGeneration(g), func(u *unit) (set bool, err error) {
-		stored, err := generationsOf(ctx, u, g.Projector)
-		if set = err == nil && provider.CanSet(stored, g); set {
-			err = u.setGenerations(ctx, stored, g)
+func (d *Provider) SetGeneration(ctx context.Context, all ...provider.Generation) (bool, error) {
+	return update(ctx, d, "set a generation", provider.CheckGeneration(all...), func(u *unit) (set bool, err error) {
+		stored, err := generationsOf(ctx, u, all[0].Projector)
+		if set = err == nil && provider.CanSet(stored, all...); set {
+			err = u.setGenerations(ctx, stored, all...)
 		}
 		return set, err
 	})
@@ -164,16 +164,22 @@ func (u *unit) clear(ctx context.Context, b provider.Build, handlers []string, l
 	return markers + parked, err
 }
 
-// drop drops tables that exist.
+// drop drops tables and views that exist.
 func (u *unit) drop(ctx context.Context, names []string) error {
-	var failed error
-	tables := slices.DeleteFunc(tablesOf(names), func(t tableName) bool {
-		exists, err := u.isTable(ctx, t)
-		failed = cmp.Or(failed, err)
-		return !exists
-	})
-	if failed != nil || len(tables) == 0 {
-		return failed
+	var tables []tableName
+	for _, t := range tablesOf(names) {
+		is, err := u.isTable(ctx, t)
+		if is {
+			tables = append(tables, t)
+		} else if err == nil {
+			_, err = u.tx.ExecContext(ctx, `drop view if exists `+t.sql())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if len(tables) == 0 {
+		return nil
 	}
 	return u.empty(ctx, `drop table `, tables)
 }

@@ -103,13 +103,15 @@ func (db *DB) Generations(ctx context.Context, projector string) ([]provider.Gen
 	return query(ctx, db, "list generations", provider.CheckStorable("projector", projector), func(s *session) []provider.Generation { return s.generationsOf(projector) })
 }
 
-func (db *DB) SetGeneration(ctx context.Context, g provider.Generation) (bool, error) {
-	return update(ctx, db, "set a generation", provider.CheckGeneration(g), func(s *session) (bool, error) {
-		can := provider.CanSet(s.generationsOf(g.Projector), g)
-		if can {
+func (db *DB) SetGeneration(ctx context.Context, all ...provider.Generation) (bool, error) {
+	return update(ctx, db, "set a generation", provider.CheckGeneration(all...), func(s *session) (bool, error) {
+		if !provider.CanSet(s.generationsOf(all[0].Projector), all...) {
+			return false, nil
+		}
+		for _, g := range all {
 			s.setGeneration(g)
 		}
-		return can, nil
+		return true, nil
 	})
 }
 
@@ -241,6 +243,18 @@ func (db *DB) MarkedHandlers(ctx context.Context) ([]string, error) {
 func (db *DB) DropMarkers(ctx context.Context, handler string, limit int) (int, error) {
 	return update(ctx, db, "drop markers", provider.CheckStorable("handler", handler), func(s *session) (int, error) {
 		return s.dropMarkers([]string{handler}, limit, func([]byte, marker) bool { return true }), nil
+	})
+}
+
+func (db *DB) CountMarkers(ctx context.Context, handler string, limit int) (int, error) {
+	return query(ctx, db, "count markers", provider.CheckStorable("handler", handler), func(s *session) (n int) {
+		for range markers.under(s, key(handler)) {
+			if n >= limit {
+				break
+			}
+			n++
+		}
+		return n
 	})
 }
 

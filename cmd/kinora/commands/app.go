@@ -122,7 +122,7 @@ type Commands struct {
 	Streams    streamsCmd    `cmd:"" help:"List streams, and show their events."`
 	Outbox     outboxCmd     `cmd:"" help:"Entries of the outbox: list, requeue, skip or prune them, pause topics."`
 	Markers    markersCmd    `cmd:"" help:"Markers of messages that took effect: list their handlers, prune or drop them."`
-	Projectors projectorsCmd `cmd:"" help:"Projectors: pause, rebuild and verify them."`
+	Projectors projectorsCmd `cmd:"" help:"Projectors: pause, rebuild, verify and forget them."`
 	Parked     parkedCmd     `cmd:"" help:"Parked messages (dead letters): list, try, replay or skip them."`
 	Tasks      tasksCmd      `cmd:"" help:"Tasks: list, requeue, cancel, complete or change them."`
 	Acts       actsCmd       `cmd:"" help:"What operators did, and requests that runners have not answered."`

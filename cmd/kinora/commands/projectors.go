@@ -27,6 +27,8 @@ type projectorsCmd struct {
 	Cancel  projectorsCancelCmd  `cmd:"" help:"Give a rebuild up, and drop its tables."`
 	Promote generationCmd        `cmd:"" help:"Make a generation live: the one before (a rollback), or a rebuild that waits."`
 	Drop    generationCmd        `cmd:"" help:"Drop the tables of a generation that was kept for a rollback."`
+	Forget  projectorsForgetCmd  `cmd:"" help:"Delete what is stored of a projector that no program has any more. Shows what that is, and asks."`
+	Release projectorsReleaseCmd `cmd:"" help:"Let the name of a forgotten projector be used again: a new one begins anew."`
 }
 
 type projectorsLsCmd struct{}

@@ -38,7 +38,7 @@ const (
 func (a *All) Choose(ctx context.Context) error {
 	for tries := 1; ; tries++ {
 		err := a.ChooseOnce(ctx)
-		if err == nil || ctx.Err() != nil || errors.Is(err, model.ErrNoRebuild) || errors.Is(err, model.ErrGeneration) || rebuild.IsFinal(err) {
+		if err == nil || ctx.Err() != nil || errors.Is(err, model.ErrNoRebuild) || errors.Is(err, model.ErrGeneration) || errors.Is(err, generation.ErrForgotten) || rebuild.IsFinal(err) {
 			return err
 		}
 		delay, _ := a.Host.Retry.Delay(tries)
@@ -141,6 +141,10 @@ func (a *All) look(ctx, hard context.Context) (pause time.Duration, err error) {
 			continue
 		}
 		all, err := generation.Of(f.Projector.Name, rows)
+		if errors.Is(err, generation.ErrForgotten) {
+			a.Host.End(fmt.Errorf("projector %s: %w", f.Projector.Name, err))
+			return pause, nil
+		}
 		if err == nil {
 			var changed bool
 			if changed, err = f.look(ctx, hard, all); changed {

@@ -139,7 +139,7 @@ func (f *Feeder) choose(ctx, hard context.Context, all []*generation.Row) (main 
 // CreateNew creates the tables of the first generation, if there are no generations.
 func (f *Feeder) CreateNew(ctx context.Context) error {
 	all, err := f.Host.Generations(ctx, f.Projector.Name)
-	if live := generation.Live(all); err == nil && live.Revision == 0 {
+	if live := generation.Live(all); err == nil && live.IsNew() {
 		_, err = f.Maker.CreateFirst(ctx, ctx, live)
 	}
 	return err

@@ -207,7 +207,7 @@ func (p *Post) Begin(ctx context.Context, g *generation.Row) (provider.Checkpoin
 		if c.Place, err = p.Beginning(ctx, g.Source); err != nil {
 			return c, err
 		}
-		if c.Place.Position == 0 && g.Source == 0 { // markers of other generations do not count
+		if c.Place.Position == 0 && g.Generation == 1 { // markers of other generations do not count
 			if err := p.checkPruned(ctx); err != nil {
 				return c, err
 			}

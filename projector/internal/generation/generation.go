@@ -4,6 +4,7 @@ package generation
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"reflect"
@@ -37,6 +38,7 @@ type Feeds struct {
 	// Suffix is that of its tables.
 	Suffix   string   `json:"suffix,omitempty"`
 	Tables   []string `json:"tables,omitempty"`   // to drop when it is retired
+	Kept     []string `json:"kept,omitempty"`     // that were not dropped when its projector was forgotten
 	Handlers []string `json:"handlers,omitempty"` // all names in its markers
 	// Skipped are the ids of the events that operators have skipped in earlier generations.
 	Skipped []string `json:"skipped,omitempty"`
@@ -53,6 +55,8 @@ type Order struct {
 	Paused   bool   `json:"paused,omitempty"`
 	Promoted bool   `json:"promoted,omitempty"` // it is to become live
 	Failed   string `json:"failed,omitempty"`   // why it was given up, or waits
+	// Forgotten: it was live when By has forgotten its projector. While no generation is live, it is the tombstone.
+	Forgotten bool `json:"forgotten,omitempty"`
 }
 
 // Origin says whose output is not sent again.
@@ -64,6 +68,9 @@ type Origin struct {
 	// Earlier are the generations that were live before Source, if that one was never Done: output of
 	// events that they have applied is dropped too.
 	Earlier []int `json:"earlier,omitempty"`
+	// Released: it is the first one after a person has released the name of a forgotten projector, and no program has
+	// created its tables.
+	Released bool `json:"released,omitempty"`
 }
 
 // Work is how far a generation has come, and the signs that programs give each other.
@@ -99,6 +106,9 @@ func (h How) String() string {
 
 // IsLive reports whether readers of the read model see the generation.
 func (g *Row) IsLive() bool { return g.State == provider.GenerationLive }
+
+// IsNew reports whether no program has created the tables of the generation, which is the first one of its projector.
+func (g *Row) IsNew() bool { return g.Revision == 0 || g.Released }
 
 // IsReplaying reports whether output of events that another generation has applied is dropped.
 func (g *Row) IsReplaying() bool { return !g.IsLive() || g.Source != 0 && !g.Done }
@@ -185,9 +195,33 @@ func Read(row provider.Generation) (*Row, error) {
 	return g, nil
 }
 
+// ErrForgotten: the projector was forgotten.
+var ErrForgotten = errors.New("the projector was forgotten")
+
+// Tombstone returns the generation that says who has forgotten a projector; nil if it is not forgotten.
+func Tombstone(all []*Row) *Row {
+	if Live(all) != nil {
+		return nil
+	}
+	return Find(all, func(g *Row) bool { return g.Forgotten })
+}
+
 // Of returns the generations of a projector, in order. The result has at least one, and one that is
-// live.
+// live. If the projector is forgotten, it returns ErrForgotten.
 func Of(projector string, rows []provider.Generation) ([]*Row, error) {
+	all, err := OrForgotten(projector, rows)
+	if err != nil {
+		return nil, err
+	}
+	if g := Tombstone(all); g != nil {
+		return nil, fmt.Errorf("%w by %s at %s: %s (kinora projectors release lets the name be used again)",
+			ErrForgotten, g.By, g.Changed.UTC().Format(time.RFC3339), g.Reason)
+	}
+	return all, nil
+}
+
+// OrForgotten is Of, and returns the generations of a forgotten projector too.
+func OrForgotten(projector string, rows []provider.Generation) ([]*Row, error) {
 	var all []*Row
 	for _, row := range rows {
 		if row.Projector != projector {
@@ -199,7 +233,7 @@ func Of(projector string, rows []provider.Generation) ([]*Row, error) {
 		}
 		all = append(all, g)
 	}
-	if Live(all) == nil {
+	if Live(all) == nil && Tombstone(all) == nil {
 		first := &Row{Build: provider.Build{Projector: projector, Generation: 1}, State: provider.GenerationLive}
 		first.Oldest, first.Newest, first.Done = 1, 1, true
 		if len(all) > 0 && all[0].Generation == 1 {

@@ -52,7 +52,7 @@ func Of(me Program, s Seen) Plan {
 	if !me.Reads {
 		return Plan{Main: live}
 	}
-	if live.Revision == 0 && (me.Version > 1 || me.Creates) && !s.Looked {
+	if live.IsNew() && (me.Version > 1 || me.Creates) && !s.Looked {
 		return Plan{Do: CreateFirst, Row: live}
 	}
 	requested := find(func(g *generation.Row) bool { return g.State == provider.GenerationRequested })

@@ -161,7 +161,7 @@ func (m *Maker) CreateFirst(ctx, hard context.Context, live *generation.Row) (ch
 		return false, err
 	}
 	to, p := *live, m.Projector
-	to.Handlers = p.Marked
+	to.Handlers, to.Released = p.Marked, false
 	s, with := provider.Switch{}, ""
 	switch {
 	case c.Mode != 0 && p.Version == 1:
@@ -169,7 +169,7 @@ func (m *Maker) CreateFirst(ctx, hard context.Context, live *generation.Row) (ch
 	case c.Mode == 0:
 		to.Oldest, to.Newest = p.Version, p.Version
 		if p.Creates {
-			to.Suffix = "_g1"
+			to.Suffix = fmt.Sprintf("_g%d", to.Generation)
 			to.Tables, with, s.Show = p.TablesOf(to.Suffix), model.Created, p.ViewsOf(to.Suffix)
 			s.Create = to.Tables
 		}

@@ -1,0 +1,312 @@
+package projector
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/kinora-go/kinora/internal/check"
+	"github.com/kinora-go/kinora/projector/internal/generation"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// ForgetOptions say how a projector is forgotten.
+type ForgetOptions struct {
+	DropTables bool // drop the tables that OnCreate has created, and their views
+	Preview    bool // change nothing, and return what would be deleted
+}
+
+// Forgotten is what Forget has deleted, or would delete.
+type Forgotten struct {
+	Checkpoints map[int]int64  `json:"checkpoints"` // the position of each generation that has a checkpoint
+	Markers     provider.Count `json:"markers"`     // zero if the store does not list them
+	Parked      provider.Count `json:"parked"`      // messages, also replayed and skipped ones
+	// Tables are those of OnCreate, and their views. Without DropTables they are kept.
+	Tables []string `json:"tables"`
+}
+
+// ForgetStore is a store whose projectors can be forgotten. Every provider is one.
+type ForgetStore interface {
+	provider.Builds
+	provider.Progress
+	provider.Parking
+	// LeaseNames is that of provider.Leases.
+	LeaseNames(ctx context.Context, prefix string) ([]string, error)
+}
+
+// Forget deletes what is stored of a projector that no program has any more: markers, parked messages and, with
+// DropTables, tables. Its pause ends, and its requests are canceled. d is stored.
+//
+// First it retires all generations in one transaction, after the end of the units that are open: from then on no unit of
+// the projector commits, and a runner of that name does not start, or ends (ErrForgotten), until Release. The rows are
+// deleted after that, in small transactions. If Forget fails or is interrupted, call it again. It may also be called
+// again with DropTables. The rows of the generations, and their checkpoints, stay as the tombstone.
+//   - ErrServed: a runner of the projector is alive, as far as reports and leases show. Nothing was changed.
+//   - ErrGeneration: the projector is being rebuilt blue/green, or verified. Nothing was changed.
+//   - ErrInput: nothing is stored of a projector with this name, or d is not complete.
+//
+// Markers of handlers whose names begin with the projector's are deleted: no other projector may have one in its Was.
+func Forget(ctx context.Context, s ForgetStore, projector string, o ForgetOptions, d Decision) (f Forgotten, err error) {
+	defer check.Wrap(&err, "forget %s", projector)
+	if err := d.Validate(); err != nil {
+		return f, err
+	}
+	one := forgetting{ForgetStore: s, name: projector, drop: o.DropTables}
+	for first := true; ; first = false {
+		if err := one.read(ctx); err != nil {
+			return f, err
+		}
+		isForgotten := generation.Tombstone(one.all) != nil
+		if first {
+			if f, err = one.count(ctx); err != nil {
+				return f, err
+			}
+		}
+		if !isForgotten {
+			if err := one.allowed(ctx, f); err != nil {
+				return f, err
+			}
+		}
+		switch {
+		case o.Preview:
+			return f, nil
+		case isForgotten:
+			if done, err := one.clear(ctx, d); done || err != nil {
+				return f, err
+			}
+			continue
+		}
+		if _, err := s.SetGeneration(ctx, one.retired(d)...); err != nil {
+			return f, err
+		}
+	}
+}
+
+// forgetting is a projector that is being forgotten.
+type forgetting struct {
+	ForgetStore
+	name   string
+	drop   bool
+	all    []*generation.Row
+	marked []string // names of handlers with markers
+}
+
+// read reads the generations, and the handlers that have markers.
+func (o *forgetting) read(ctx context.Context) error {
+	if o.name == "" {
+		return fmt.Errorf("%w: the projector is missing: name it", ErrInput)
+	}
+	rows, err := o.Generations(ctx, o.name)
+	if err == nil {
+		o.all, err = generation.OrForgotten(o.name, rows)
+	}
+	k, lists := o.ForgetStore.(provider.MarkerMaintainer)
+	if err != nil || !lists {
+		return err
+	}
+	all, err := k.MarkedHandlers(ctx)
+	o.marked = slices.DeleteFunc(all, func(handler string) bool { return !strings.HasPrefix(handler, o.name+"/") })
+	return err
+}
+
+// counted is the most rows of each kind that Forgotten counts.
+const counted = 1000
+
+func (o *forgetting) count(ctx context.Context) (f Forgotten, err error) {
+	f = Forgotten{Checkpoints: map[int]int64{}, Tables: []string{}}
+	for _, g := range o.all {
+		c, err := o.Checkpoint(ctx, g.Build)
+		if err != nil {
+			return f, err
+		}
+		if c.Mode != 0 && !g.Cleared {
+			f.Checkpoints[g.Generation] = c.Place.Position
+		}
+		f.Tables = append(f.Tables, o.tables(g)...)
+	}
+	k, _ := o.ForgetStore.(provider.MarkerMaintainer)
+	for _, handler := range o.marked {
+		n, err := k.CountMarkers(ctx, handler, counted)
+		if err != nil {
+			return f, err
+		}
+		f.Markers.N, f.Markers.AtLeast = f.Markers.N+int64(n), f.Markers.AtLeast || n == counted
+	}
+	rows, err := o.Parked(ctx, ParkedFilter{
+		Projector: o.name, Limit: counted, States: []ParkedState{StateWaiting, StateStuck, StateReplayed, StateSkipped},
+	})
+	f.Parked = provider.Count{N: int64(len(rows)), AtLeast: len(rows) == counted}
+	return f, err
+}
+
+// tables returns the tables of a generation, and the views that show them if it is the one that readers see.
+func (o *forgetting) tables(g *generation.Row) []string {
+	tables := slices.Concat(g.Tables, g.Kept)
+	if seen := generation.Live(o.all) == g || generation.Tombstone(o.all) == g; !seen || g.Suffix == "" {
+		return tables
+	}
+	for _, table := range slices.Clone(tables) {
+		tables = append(tables, strings.TrimSuffix(table, g.Suffix))
+	}
+	return tables
+}
+
+// allowed returns an error if the projector may be in use, or if nothing is stored of it.
+func (o *forgetting) allowed(ctx context.Context, f Forgotten) error {
+	isRebuilt := func(g *generation.Row) bool { return g.IsBuild() && g.How != generation.Scratch }
+	if g := generation.Find(o.all, isRebuilt); g != nil {
+		return fmt.Errorf("%w: generation %d is %s (%s): cancel that first", ErrGeneration, g.Generation, g.State, g.How)
+	}
+	if len(o.all) == 1 && o.all[0].Revision == 0 && len(f.Checkpoints) == 0 && len(o.marked) == 0 && f.Parked.N == 0 {
+		return fmt.Errorf("%w: nothing is stored of a projector with this name", ErrInput)
+	}
+	if ops := provider.OperationsOf(o.ForgetStore); ops != nil {
+		services, err := ops.Services(ctx)
+		if err != nil {
+			return err
+		}
+		for _, s := range services {
+			if s.Serves(o.name) {
+				return fmt.Errorf("%w: %s", ErrServed, s.Process)
+			}
+		}
+	}
+	for _, kind := range []string{"reader/", "segments/", verifying} {
+		names, err := o.LeaseNames(ctx, kind+o.name)
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			switch rest := strings.TrimPrefix(name, kind+o.name); {
+			case rest != "" && rest[0] != '@' && rest[0] != '/': // of another projector
+			case kind == verifying:
+				return fmt.Errorf("%w: it is being verified", ErrGeneration)
+			default:
+				return fmt.Errorf("%w: it has the lease %s", ErrServed, name)
+			}
+		}
+	}
+	return nil
+}
+
+// verifying is the beginning of the names of leases of verifications.
+const verifying = "verify/"
+
+// retired returns the rows of the generations that are to be stored: none is live then.
+func (o *forgetting) retired(d Decision) (rows []provider.Generation) {
+	for _, g := range o.all {
+		if g.Cleared {
+			continue
+		}
+		to := *g
+		to.By, to.Reason, to.Forgotten, to.State = d.By, d.Reason, g.IsLive(), provider.GenerationRetired
+		to.Tables, to.Kept = nil, slices.Concat(g.Kept, g.Tables) // a runner after a Release must not drop them
+		rows = append(rows, to.Stored())
+	}
+	return rows
+}
+
+// clear deletes the rows of all generations. done is false if another program has changed them meanwhile.
+func (o *forgetting) clear(ctx context.Context, d Decision) (done bool, err error) {
+	if err := o.end(ctx, d); err != nil {
+		return false, err
+	}
+	for _, g := range o.all {
+		if g.Cleared && (!o.drop || len(g.Kept) == 0) {
+			continue
+		}
+		handlers := map[string]bool{}
+		for _, name := range slices.Concat(o.marked, g.Handlers) {
+			handlers[name] = true
+		}
+		c, err := o.Checkpoint(ctx, g.Build)
+		if err != nil {
+			return false, err
+		}
+		for _, began := range c.Handlers {
+			handlers[began.Handler] = true
+		}
+		var tables []string
+		if o.drop {
+			tables = o.tables(g)
+		}
+		for n := 1; n > 0; {
+			if n, err = o.ClearGeneration(ctx, g.Build, slices.Sorted(maps.Keys(handlers)), tables, 500); err != nil {
+				return false, err
+			}
+		}
+		changed, err := generation.Change(ctx, o, g, func(g *generation.Row) {
+			if g.Cleared = true; o.drop {
+				g.Kept = nil
+			}
+		})
+		if !changed || err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// end ends what people have decided about the projector: its pause and its requests.
+func (o *forgetting) end(ctx context.Context, d Decision) error {
+	ops := provider.OperationsOf(o.ForgetStore)
+	if ops == nil {
+		return nil
+	}
+	pauses, err := ops.Pauses(ctx)
+	if err != nil {
+		return err
+	}
+	for _, p := range pauses {
+		if p.Kind == provider.PauseProjector && p.Name == o.name {
+			p.Decision = d
+			if _, err := ops.SetPause(ctx, p, false); err != nil {
+				return err
+			}
+		}
+	}
+	open, err := ops.Acts(ctx, provider.ActFilter{
+		Verbs: []string{provider.VerbDryRun, provider.VerbVerify}, Kind: provider.PauseProjector, Name: o.name,
+		States: []provider.ActState{provider.ActRequested, provider.ActRunning},
+	})
+	for _, act := range open {
+		if err == nil {
+			_, err = ops.CancelAct(ctx, act.ID, d)
+		}
+	}
+	return err
+}
+
+// Release lets the name of a forgotten projector be used again: a new one begins at Options.From, with a new generation.
+// Tables that were kept stay as they are. d is stored.
+//   - ErrGeneration: the projector is not forgotten, or Forget has not come to its end: call that again.
+//   - ErrInput: d is not complete.
+func Release(ctx context.Context, b provider.Builds, projector string, d Decision) (err error) {
+	defer check.Wrap(&err, "release %s", projector)
+	if err := d.Validate(); err != nil {
+		return err
+	}
+	for {
+		rows, err := b.Generations(ctx, projector)
+		if err != nil {
+			return err
+		}
+		all, err := generation.OrForgotten(projector, rows)
+		if err != nil {
+			return err
+		}
+		if generation.Tombstone(all) == nil {
+			return fmt.Errorf("%w: the projector is not forgotten", ErrGeneration)
+		}
+		if g := generation.Find(all, func(g *generation.Row) bool { return !g.Cleared }); g != nil {
+			return fmt.Errorf("%w: rows of generation %d are left: forget it again", ErrGeneration, g.Generation)
+		}
+		first := generation.Next(all, generation.Order{By: d.By, Reason: d.Reason})
+		first.State, first.Oldest, first.Newest, first.Done, first.Released = provider.GenerationLive, 1, 1, true, true
+		if set, err := b.SetGeneration(ctx, first.Stored()); set || err != nil {
+			return err
+		}
+	}
+}
