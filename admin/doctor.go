@@ -525,7 +525,7 @@ func (f *Facts) findLags(later *Facts, l provider.DiagnosisLimits) (found []prov
 			}
 		case p.Runners == 0:
 			one.Meaning = "No runner of it runs. Readers see an old state."
-			one.Remedy = []string{"start a runner of " + p.Name}
+			one.Remedy = []string{"start a runner of " + p.Name, "if no program has it any more: kinora projectors forget " + quote(p.Name) + ` --reason "…"`}
 		case moved == 0:
 			one.Meaning = "It stands still. Readers see an old state."
 			one.Remedy = []string{"read the log of the runner: \"unit failed\" with the class transient says what it waits for", "kinora status"}

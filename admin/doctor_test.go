@@ -269,7 +269,7 @@ func TestDoctorNamesAProjectorThatLags(t *testing.T) {
 	w.price("tea", 2, 3)
 	f := w.finds(soon, provider.FindingLag, "The projector prices lags")
 	require.Equal(t, "2", value(f, "events not applied"))
-	require.Equal(t, []string{"start a runner of prices"}, f.Remedy)
+	require.Equal(t, []string{"start a runner of prices", `if no program has it any more: kinora projectors forget prices --reason "…"`}, f.Remedy)
 
 	tx, err := w.db.Pool().Begin(t.Context()) // its handler waits for a lock
 	require.NoError(t, err)

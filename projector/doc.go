@@ -27,7 +27,8 @@
 // old ones in one transaction (BlueGreen). Each rebuild makes a new generation of the read model. It
 // is requested with Runner.Rebuild or RequestRebuild, or by a program with a higher Options.Version.
 // Projector.Generations returns the progress, Control pauses, cancels or promotes a generation, and
-// Projector.Verify compares the live read model with one that is made from the log.
+// Projector.Verify compares the live read model with one that is made from the log. Forget deletes what
+// is stored of a projector that no program has any more, and keeps one from beginning again until Release.
 //
 // A service that has a Watermill router keeps it: the router passes its messages to Runner.Handle
 // (FromRouter), or a plain handler gets a marker and a transaction from Middleware.

@@ -3,6 +3,33 @@ package mutant
 // rebuilds lists the mutants of rebuilds, rollbacks and verifications.
 var rebuilds = []Mutant{
 	{
+		Name: "forget_without_tombstone",
+		What: "the name of a forgotten projector can be used at once, also by a program that is rolled back",
+		Edits: []Edit{{
+			File: "projector/forget.go", Old: "if done, err := one.clear(ctx, d); done || err != nil {\n",
+			New: "if done, err := one.clear(ctx, d); done || err != nil {\n\t\t\t\tif done {\n\t\t\t\t\terr = Release(ctx, s, projector, d)\n\t\t\t\t}\n",
+		}},
+		Tests: []Test{{"./projector", "TestAForgottenProjectorLeavesNothing/log"}},
+	},
+	{
+		Name: "forgets_kept_tables",
+		What: "the tables of a forgotten projector that were kept are dropped by the next runner of that name",
+		Edits: []Edit{{
+			File: "projector/forget.go", Old: "to.Tables, to.Kept = nil, slices.Concat(g.Kept, g.Tables)", New: "to.Kept = slices.Clone(g.Kept)",
+		}, {
+			File: "projector/forget.go", Old: "\t\t\tif g.Cleared = true; o.drop {\n", New: "\t\t\tif o.drop {\n",
+		}, {
+			File: "projector/forget.go", Old: "func(g *generation.Row) bool { return !g.Cleared })", New: "func(g *generation.Row) bool { return false })",
+		}},
+		Tests: []Test{{"./projector", "TestAForgottenProjectorLeavesNothing/log"}},
+	},
+	{
+		Name:  "generations_set_without_the_fence",
+		What:  "several generations are retired while a unit of one of them is open",
+		Edits: []Edit{{File: "providers/postgres/progress.go", Old: "\t\t\tb.Queue(exclusiveSQL, lockClassFence, db.fence(all[0].Projector))\n", New: ""}},
+		Tests: []Test{{"./providers/postgres", "TestConformance/Generations/States/several_generations_in_one_call"}},
+	},
+	{
 		Name:  "switch_at_head",
 		What:  "a switch does not apply the last events: the new generation goes on at the head of the log",
 		Edits: []Edit{{File: "projector/internal/rebuild/switch.go", Old: "\talso := change.Last\n", New: "\tif change.Compare == nil {\n\t\tif head, err := s.Reader.Host.Log.LogPosition(hard, eventstore.From{Now: true}); err == nil && head > s.Reader.At().Place.Position {\n\t\t\tat := s.Reader.At()\n\t\t\tu.Intent.Advance = &provider.Advance{From: at.Place.Position, To: provider.LogPlace{Position: head}, Mode: at.Mode, Token: at.Token}\n\t\t}\n\t\tchange.Last = func(context.Context, provider.Live) ([]provider.Message, error) { return nil, nil }\n\t\treturn s.Reader.Applier.Worker.Transact(hard, u)\n\t}\n\talso := change.Last\n"}},

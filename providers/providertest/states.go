@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
@@ -335,16 +336,19 @@ func setsTogether(s *stage) {
 	s.isLive(2)
 	all = s.all()
 	first, second = s.becomes(all, 1, retired), s.becomes(all, 2, retired)
-	isSet, wait := false, func() error { return nil }
+	var isSet atomic.Bool
+	wait, early := func() error { return nil }, false
 	s.open(s.of("m-2"), func(o opened) (provider.Closing, error) {
-		wait = begin(func() (err error) {
-			isSet, err = s.db.SetGeneration(s.ctx, first, second)
+		wait = begin(func() error {
+			ok, err := s.db.SetGeneration(s.ctx, first, second)
+			isSet.Store(ok)
 			return err
 		})
+		early = isSet.Load()
 		return effects(o)
 	})
 	s.ok(wait(), "retire both generations while a unit is open")
-	same(s, "both generations were stored", isSet, true)
+	same(s, "generations were stored while a unit was open, and after it", []bool{early, isSet.Load()}, []bool{false, true})
 	s.statesAre("after it", retired, retired)
 	for _, of := range []*stage{s, s.in(2)} {
 		of.hasEnded(s.do(s.ctx, of.of("m-3"), effects), "a unit of a retired generation")

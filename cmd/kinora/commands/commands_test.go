@@ -290,6 +290,39 @@ func TestRebuildAndVerifyByARunner(t *testing.T) {
 	require.Contains(t, w.fails(1, "projectors", "rebuild", "none", "--reason", "r"), "start a runner that reads the log")
 }
 
+// A person sees what a projector has, and confirms before it is deleted.
+// Promise: O5.1
+func TestAProjectorIsForgottenAndReleased(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	stop := w.start(w.runner())
+	w.rate("cup", 1, 0)
+	w.shows([]string{"parked", "ls"}, "review-cup")
+	forget := []string{"projectors", "forget", "ratings", "--by", "ann", "--reason", "not read"}
+	require.Contains(t, w.fails(1, append(forget, "--yes")...), "a runner of the projector is alive")
+	stop()
+	said := w.fails(2, forget...)
+	for _, text := range []string{"generation 1 at position 2", "parked messages  1", "tables, which are kept", "ratings_g1, ratings", "--yes"} {
+		require.Contains(t, said, text)
+	}
+	w.terminal, w.answer = true, "no\n"
+	require.Contains(t, w.fails(1, forget...), "nothing was changed")
+	require.Equal(t, 1, w.stars("review-cup"))
+	w.answer = "yes\n"
+	require.Contains(t, w.ok(append(forget, "--drop-tables")...), "ratings is forgotten")
+	w.shows([]string{"projectors", "ls"}, "ratings", "forgotten")
+	w.shows([]string{"acts", "ls"}, "forget", "ann", "not read")
+	_, found, _ := w.run("doctor", "--lag", "1ms")
+	require.NotContains(t, found, "ratings")
+	require.Contains(t, w.fails(1, "projectors", "release", "none", "--reason", "r"), "is not forgotten")
+	require.Contains(t, w.ok("projectors", "release", "ratings", "--reason", "r"), "begins anew")
+	w.fixed.Store(true)
+	w.rate("cup", 5)
+	w.start(w.runner())
+	w.shows([]string{"projectors", "ls"}, "live", " 3 ")
+	require.Equal(t, 6, w.stars("review-cup"))
+}
+
 func TestEntriesAreRequeuedAndSkipped(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
