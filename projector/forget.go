@@ -197,12 +197,12 @@ const verifying = "verify/"
 // retired returns the rows of the generations that are to be stored: none is live then.
 func (o *forgetting) retired(d Decision) (rows []provider.Generation) {
 	for _, g := range o.all {
-		if g.Cleared {
-			continue
-		}
 		to := *g
-		to.By, to.Reason, to.Forgotten, to.State = d.By, d.Reason, g.IsLive(), provider.GenerationRetired
-		to.Tables, to.Kept = nil, slices.Concat(g.Kept, g.Tables) // a runner after a Release must not drop them
+		to.By, to.Reason, to.State, to.Forgotten = d.By, d.Reason, provider.GenerationRetired, g.IsLive()
+		to.Oldest, to.Newest = 0, 0 // after a Release, no version of the program was canceled
+		if to.Tables = nil; !g.Cleared {
+			to.Kept = slices.Concat(g.Kept, g.Tables) // a runner after a Release must not drop them
+		}
 		rows = append(rows, to.Stored())
 	}
 	return rows

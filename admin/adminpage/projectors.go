@@ -105,6 +105,8 @@ func (h *Handler) projector(ctx context.Context, q *query, v viewer) (*view, err
 		paused, runners = paused || g.Paused, max(runners, g.Runners)
 		p.Live = append(p.Live, generationBlocks(g)...)
 		switch {
+		case g.State == "forgotten": // nothing can be done to it
+			v.by = ""
 		case g.State == "standby":
 			standby = append(standby, g)
 		case g.Rebuild != nil && g.State != "retired":

@@ -15,7 +15,7 @@ var rebuilds = []Mutant{
 		Name: "forgets_kept_tables",
 		What: "the tables of a forgotten projector that were kept are dropped by the next runner of that name",
 		Edits: []Edit{{
-			File: "projector/forget.go", Old: "to.Tables, to.Kept = nil, slices.Concat(g.Kept, g.Tables)", New: "to.Kept = slices.Clone(g.Kept)",
+			File: "projector/forget.go", Old: "if to.Tables = nil; !g.Cleared {", New: "if g.Cleared {",
 		}, {
 			File: "projector/forget.go", Old: "\t\t\tif g.Cleared = true; o.drop {\n", New: "\t\t\tif o.drop {\n",
 		}, {

@@ -1,4 +1,4 @@
-package readmodeltest
+package readmodeltest_test
 
 import (
 	"slices"

@@ -142,7 +142,7 @@ func (a *All) look(ctx, hard context.Context) (pause time.Duration, err error) {
 		}
 		all, err := generation.Of(f.Projector.Name, rows)
 		if errors.Is(err, generation.ErrForgotten) {
-			a.Host.End(fmt.Errorf("projector %s: %w", f.Projector.Name, err))
+			a.Host.End(err)
 			return pause, nil
 		}
 		if err == nil {

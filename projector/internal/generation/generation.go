@@ -214,8 +214,8 @@ func Of(projector string, rows []provider.Generation) ([]*Row, error) {
 		return nil, err
 	}
 	if g := Tombstone(all); g != nil {
-		return nil, fmt.Errorf("%w by %s at %s: %s (kinora projectors release lets the name be used again)",
-			ErrForgotten, g.By, g.Changed.UTC().Format(time.RFC3339), g.Reason)
+		return nil, fmt.Errorf("%w: %s, by %s at %s: %s (kinora projectors release %[2]s lets the name be used again)",
+			ErrForgotten, projector, g.By, g.Changed.UTC().Format(time.RFC3339), g.Reason)
 	}
 	return all, nil
 }

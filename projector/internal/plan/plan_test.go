@@ -27,6 +27,8 @@ func TestPlans(t *testing.T) {
 		provider.GenerationBuilding, provider.GenerationRequested, provider.GenerationRetired
 	first := row(1, live, 1, 1)
 	first.Revision = 0
+	released := row(2, live, 1, 1)
+	released.Released = true
 	program := func(version int, how generation.How) Program {
 		return Program{Version: version, OnChange: how, Reads: true}
 	}
@@ -46,6 +48,8 @@ func TestPlans(t *testing.T) {
 		"the first program creates tables":   {creates, Seen{Rows: []*generation.Row{first}}, 0, CreateFirst, 1, ""},
 		"it has looked, they exist":          {creates, Seen{Rows: []*generation.Row{first}, Looked: true}, 1, Nothing, 0, ""},
 		"the first program has version 2":    {program(2, 0), Seen{Rows: []*generation.Row{first}}, 0, CreateFirst, 1, ""},
+		"the first program after a release":  {program(1, 0), Seen{Rows: []*generation.Row{row(1, retired, 0, 0), released}}, 2, Nothing, 0, ""},
+		"it creates tables":                  {creates, Seen{Rows: []*generation.Row{row(1, retired, 0, 0), released}}, 0, CreateFirst, 2, ""},
 		"its own version is live":            {program(2, generation.BlueGreen), Seen{Rows: []*generation.Row{row(1, retired, 1, 1), row(2, live, 2, 2)}}, 2, Nothing, 0, ""},
 		"a request":                          {program(1, 0), Seen{Rows: []*generation.Row{row(1, live, 1, 1), of(row(2, requested, 0, 0), generation.InPlace)}}, 0, TakeUp, 2, ""},
 		"a request, and a newer one is live": {program(1, 0), Seen{Rows: []*generation.Row{row(1, live, 2, 2), of(row(2, requested, 0, 0), generation.InPlace)}}, 0, Nothing, 0, why},
