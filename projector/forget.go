@@ -54,34 +54,35 @@ func Forget(ctx context.Context, s ForgetStore, projector string, o ForgetOption
 		return f, err
 	}
 	one := forgetting{ForgetStore: s, name: projector, drop: o.DropTables}
-	for first := true; ; first = false {
-		if err := one.read(ctx); err != nil {
-			return f, err
-		}
+	if err := one.read(ctx); err != nil {
+		return f, err
+	}
+	found, err := one.count(ctx)
+	if err != nil {
+		return f, err
+	}
+	for done := false; !done && err == nil; {
 		isForgotten := generation.Tombstone(one.all) != nil
-		if first {
-			if f, err = one.count(ctx); err != nil {
-				return f, err
-			}
-		}
 		if !isForgotten {
-			if err := one.allowed(ctx, f); err != nil {
-				return f, err
-			}
+			err = one.allowed(ctx, found)
 		}
 		switch {
+		case err != nil:
 		case o.Preview:
-			return f, nil
+			done = true
 		case isForgotten:
-			if done, err := one.clear(ctx, d); done || err != nil {
-				return f, err
-			}
-			continue
+			done, err = one.clear(ctx, d)
+		default:
+			_, err = s.SetGeneration(ctx, one.retired(d)...)
 		}
-		if _, err := s.SetGeneration(ctx, one.retired(d)...); err != nil {
-			return f, err
+		if err == nil && !done { // another program may have changed the generations
+			err = one.read(ctx)
 		}
 	}
+	if err != nil {
+		return f, err
+	}
+	return found, nil
 }
 
 // forgetting is a projector that is being forgotten.

@@ -6,8 +6,8 @@ var rebuilds = []Mutant{
 		Name: "forget_without_tombstone",
 		What: "the name of a forgotten projector can be used at once, also by a program that is rolled back",
 		Edits: []Edit{{
-			File: "projector/forget.go", Old: "if done, err := one.clear(ctx, d); done || err != nil {\n",
-			New: "if done, err := one.clear(ctx, d); done || err != nil {\n\t\t\t\tif done {\n\t\t\t\t\terr = Release(ctx, s, projector, d)\n\t\t\t\t}\n",
+			File: "projector/forget.go", Old: "\t\t\tdone, err = one.clear(ctx, d)\n",
+			New: "\t\t\tif done, err = one.clear(ctx, d); done {\n\t\t\t\terr = Release(ctx, s, projector, d)\n\t\t\t}\n",
 		}},
 		Tests: []Test{{"./projector", "TestAForgottenProjectorLeavesNothing/log"}},
 	},
