@@ -302,7 +302,7 @@ func TestAProjectorIsForgottenAndReleased(t *testing.T) {
 	require.Contains(t, w.fails(1, append(forget, "--yes")...), "a runner of the projector is alive")
 	stop()
 	said := w.fails(2, forget...)
-	for _, text := range []string{"generation 1 at position 2", "parked messages  1", "tables, which are kept", "ratings_g1, ratings", "--yes"} {
+	for _, text := range []string{"generation 1 at position 2", "parked messages         1", "tables, which are kept", "ratings_g1, ratings", "--yes"} {
 		require.Contains(t, said, text)
 	}
 	w.terminal, w.answer = true, "no\n"
