@@ -27,7 +27,7 @@ func TestAForgottenProjectorIsNoFinding(t *testing.T) {
 		return nil
 	})
 	_, err := w.ops.Forget(t.Context(), "prices", projector.ForgetOptions{}, by)
-	require.ErrorIs(t, err, projector.ErrServed)
+	require.ErrorIs(t, err, projector.ErrGeneration)
 	stop()
 	w.price("tea", 6)
 	w.finds(soon, provider.FindingLag, "prices")

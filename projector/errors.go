@@ -67,8 +67,6 @@ var (
 	// ErrForgotten: a person has forgotten the projector (Forget). The text says who, when and why. No runner of it starts
 	// until Release.
 	ErrForgotten = generation.ErrForgotten
-	// ErrServed: a runner of the projector is alive. The text names it.
-	ErrServed = errors.New("a runner of the projector is alive")
 	// ErrInput: an argument is invalid, and nothing was changed.
 	ErrInput = provider.ErrInput
 	// ErrNoDryRun: the provider cannot show the changes of a unit.

@@ -32,8 +32,7 @@ type ForgetStore interface {
 	provider.Builds
 	provider.Progress
 	provider.Parking
-	// LeaseNames is that of provider.Leases.
-	LeaseNames(ctx context.Context, prefix string) ([]string, error)
+	provider.Leases
 }
 
 // Forget deletes what is stored of a projector that no program has any more: markers, parked messages and, with
@@ -43,8 +42,8 @@ type ForgetStore interface {
 // the projector commits, and a runner of that name does not start, or ends (ErrForgotten), until Release. The rows are
 // deleted after that, in small transactions. If Forget fails or is interrupted, call it again. It may also be called
 // again with DropTables. The rows of the generations, and their checkpoints, stay as the tombstone.
-//   - ErrServed: a runner of the projector is alive, as far as reports and leases show. Nothing was changed.
-//   - ErrGeneration: the projector is being rebuilt blue/green, or verified. Nothing was changed.
+//   - ErrGeneration: a runner of the projector is alive, as far as reports and leases show, or the projector is being
+//     rebuilt blue/green or verified. Nothing was changed.
 //   - ErrInput: nothing is stored of a projector with this name, or d is not complete.
 //
 // Markers of handlers whose names begin with the projector's are deleted: no other projector may have one in its Was.
@@ -170,7 +169,7 @@ func (o *forgetting) allowed(ctx context.Context, f Forgotten) error {
 		}
 		for _, s := range services {
 			if s.Serves(o.name) {
-				return fmt.Errorf("%w: %s", ErrServed, s.Process)
+				return fmt.Errorf("%w: a runner of the projector is alive: %s", ErrGeneration, s.Process)
 			}
 		}
 	}
@@ -185,7 +184,7 @@ func (o *forgetting) allowed(ctx context.Context, f Forgotten) error {
 			case kind == verifying:
 				return fmt.Errorf("%w: it is being verified", ErrGeneration)
 			default:
-				return fmt.Errorf("%w: it has the lease %s", ErrServed, name)
+				return fmt.Errorf("%w: a runner of the projector has the lease %s", ErrGeneration, name)
 			}
 		}
 	}
