@@ -409,3 +409,24 @@ func TestARunnerOfAForgottenProjectorEnds(t *testing.T) {
 		require.Equal(t, []int{1, 2}, noted(db, "notes", "k-1"))
 	})
 }
+
+// A runner that had begun to start when its projector was forgotten ends too.
+// Promise: O5.2
+func TestAProjectorIsForgottenWhileARunnerStarts(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := newDB(t)
+		write(t, db, "k-1", 1, 2)
+		stop := start(t, newRunner(t, db, projector.FromLog(db), projector.RunnerConfig{}, define(marked, note("notes"))))
+		time.Sleep(10 * time.Second)
+		require.NoError(t, stop())
+		slow := &stalled{unit: db, checkpoint: func() {
+			_, err := forget(t, db, projector.ForgetOptions{})
+			require.NoError(t, err)
+		}}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		err := newRunner(t, slow, projector.FromLog(db), projector.RunnerConfig{}, define(marked, note("notes"))).Run(ctx)
+		require.ErrorIs(t, err, projector.ErrForgotten)
+	})
+}

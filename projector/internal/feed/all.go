@@ -76,7 +76,7 @@ func (a *All) Begin(ctx context.Context) error {
 				break
 			}
 			for _, final := range []error{
-				model.ErrNoRebuild, provider.ErrEnded, model.ErrLogChanged, eventstore.ErrUnsafeLog, eventstore.ErrInvalid, follow.ErrPruned,
+				generation.ErrForgotten, model.ErrNoRebuild, provider.ErrEnded, model.ErrLogChanged, eventstore.ErrUnsafeLog, eventstore.ErrInvalid, follow.ErrPruned,
 			} {
 				if errors.Is(err, final) {
 					return fmt.Errorf("projector %s: %w", f.Projector.Name, err)
