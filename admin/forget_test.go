@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/admin"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
@@ -41,7 +42,8 @@ func TestAForgottenProjectorIsNoFinding(t *testing.T) {
 	require.NoError(t, err)
 	require.NotContains(t, fmt.Sprint(titles(found)), "prices")
 	require.Equal(t, []admin.Projector{{Name: "prices", Generation: 1, State: "forgotten"}}, w.facts().Projectors)
-	require.ErrorIs(t, w.runner(projector.RunnerConfig{}).Run(t.Context()), projector.ErrForgotten)
+	_, err = kinora.Start(t.Context(), w.runner(projector.RunnerConfig{}))
+	require.ErrorIs(t, err, projector.ErrForgotten)
 
 	require.NoError(t, w.ops.Release(t.Context(), "prices", by))
 	require.Empty(t, w.facts().Projectors)

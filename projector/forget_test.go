@@ -32,6 +32,16 @@ func forget(t *testing.T, s projector.ForgetStore, o projector.ForgetOptions) (p
 	return projector.Forget(t.Context(), s, "p", o, projector.Decision{By: "ann", Reason: "nobody reads it"})
 }
 
+// doesNotStart fails the test unless a runner does not start, and returns its error.
+func doesNotStart(t *testing.T, r *projector.Runner) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	err := r.Run(ctx)
+	require.ErrorIs(t, err, projector.ErrForgotten)
+	return err
+}
+
 // What a projector has left is deleted, and a runner that is rolled back does not begin again. After a release one begins
 // anew, with tables of its own. A projector of the log has a checkpoint, one of a broker markers.
 // Promise: O5.1
@@ -83,8 +93,7 @@ func TestAForgottenProjectorLeavesNothing(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, provider.ActCanceled, acts[0].State)
 
-		err = newRunner(t, db, src, projector.RunnerConfig{}, sending(opts, nil)).Run(t.Context())
-		require.ErrorIs(t, err, projector.ErrForgotten)
+		err = doesNotStart(t, newRunner(t, db, src, projector.RunnerConfig{}, sending(opts, nil)))
 		for _, text := range []string{"p, by ann at 2000-01-01", "nobody reads it", "kinora projectors release p "} {
 			require.ErrorContains(t, err, text)
 		}
@@ -127,7 +136,7 @@ func TestAReleasedNameWithoutTables(t *testing.T) {
 			_, err := forget(t, db, projector.ForgetOptions{DropTables: true})
 			require.NoError(t, err)
 			require.Equal(t, []int{1, 2}, noted(db, "notes", "k-1")) // Kinora did not create it
-			require.ErrorIs(t, newRunner(t, db, src, cfg, define(opts, note("notes"))).Run(t.Context()), projector.ErrForgotten)
+			_ = doesNotStart(t, newRunner(t, db, src, cfg, define(opts, note("notes"))))
 			require.NoError(t, projector.Release(t.Context(), db, "p", person))
 			stop = start(t, newRunner(t, db, src, cfg, define(opts, note("notes"))))
 			if opts.BrokerOnly {
@@ -138,7 +147,7 @@ func TestAReleasedNameWithoutTables(t *testing.T) {
 			require.Equal(t, []int{1, 2, 1, 2}, noted(db, "notes", "k-1"))
 			_, err = forget(t, db, projector.ForgetOptions{}) // the second one
 			require.NoError(t, err)
-			require.ErrorIs(t, newRunner(t, db, src, cfg, define(opts, note("notes"))).Run(t.Context()), projector.ErrForgotten)
+			_ = doesNotStart(t, newRunner(t, db, src, cfg, define(opts, note("notes"))))
 		})
 	}
 }
@@ -290,7 +299,7 @@ func TestForgetIsContinued(t *testing.T) {
 			if steps == 0 {
 				return
 			}
-			require.ErrorIs(t, newRunner(t, db, projector.Subscribe(f, "review"), projector.RunnerConfig{}, p).Run(t.Context()), projector.ErrForgotten)
+			_ = doesNotStart(t, newRunner(t, db, projector.Subscribe(f, "review"), projector.RunnerConfig{}, p))
 			if !ended {
 				require.ErrorIs(t, projector.Release(t.Context(), db, "p", person), projector.ErrGeneration)
 			}
@@ -394,8 +403,10 @@ func TestARunnerOfAForgottenProjectorEnds(t *testing.T) {
 	sources(t, func(t *testing.T, db *memory.DB, f subscription, src projector.Source) {
 		write(t, db, "k-1", 1, 2)
 		r := newRunner(t, db, src, projector.RunnerConfig{}, built(marked, 1))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
 		done := make(chan error, 1)
-		go func() { done <- r.Run(t.Context()) }()
+		go func() { done <- r.Run(ctx) }()
 		<-r.Running()
 		time.Sleep(30 * time.Second)
 		_, err := forget(t, db, projector.ForgetOptions{})
@@ -424,9 +435,6 @@ func TestAProjectorIsForgottenWhileARunnerStarts(t *testing.T) {
 			_, err := forget(t, db, projector.ForgetOptions{})
 			require.NoError(t, err)
 		}}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-		defer cancel()
-		err := newRunner(t, slow, projector.FromLog(db), projector.RunnerConfig{}, define(marked, note("notes"))).Run(ctx)
-		require.ErrorIs(t, err, projector.ErrForgotten)
+		_ = doesNotStart(t, newRunner(t, slow, projector.FromLog(db), projector.RunnerConfig{}, define(marked, note("notes"))))
 	})
 }
