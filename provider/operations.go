@@ -114,6 +114,19 @@ func (c *Capability) Meets(needs string) bool {
 	return true
 }
 
+// Capability returns what a service can do for a projector, or nil if it does not apply its messages.
+func (r *ServiceReport) Capability(projector string) *Capability {
+	for i := range r.Can {
+		if r.Can[i].Projector == projector {
+			return &r.Can[i]
+		}
+	}
+	return nil
+}
+
+// Serves reports whether a runner applies messages to a projector.
+func (r *ServiceReport) Serves(projector string) bool { return r.Capability(projector) != nil }
+
 // Defines reports whether a worker defines all these kinds. One of an earlier version reports no kinds: it may define any.
 func (r *ServiceReport) Defines(kinds ...string) bool {
 	return r.Kind == "worker" && (len(r.Kinds) == 0 ||

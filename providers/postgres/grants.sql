@@ -21,7 +21,7 @@ grant select, insert, update on kinora.low_water_marks to kinora_projector;
 grant select, insert, update on kinora.checkpoints to kinora_projector;
 grant select, insert, update, delete on kinora.segments to kinora_projector;
 grant select, update, delete, insert (projector, generation, handler, handlers, message_id, marker_id, topic, key, lane, type, payload, headers, class, code, error,
-	attempts, version, state, parked_at, resolved_at, resolved_by, reason) on kinora.parked to kinora_projector;
+	needs, attempts, version, state, parked_at, resolved_at, resolved_by, reason) on kinora.parked to kinora_projector;
 grant select, insert, update, delete on kinora.holds, kinora.runners, kinora.in_flight, kinora.leases to kinora_projector;
 grant select (topic, message_id), insert (message_id, topic, key, payload, headers, next_attempt_at, created_at) on kinora.outbox to kinora_projector;
 
