@@ -283,6 +283,18 @@ func (db *Provider) fits(is *state) error {
 	return wrap("schema "+db.cfg.Schema, migration.Fits(is.version, known(), is.oldest, ErrNotMigrated))
 }
 
+// isOlder reports whether the schema has the version before that of this program. It reads it again while it does.
+func (db *Provider) isOlder(ctx context.Context) (bool, error) {
+	if !db.older.Load() {
+		return false, nil
+	}
+	is, err := db.state(ctx, db.pool)
+	if err == nil {
+		err = db.fits(&is)
+	}
+	return db.older.Load(), err
+}
+
 // known is the version of the schema that this program knows.
 func known() int64 { return int64(len(migrations)) }
 

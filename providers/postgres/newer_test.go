@@ -12,6 +12,7 @@ import (
 	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
 	"github.com/stretchr/testify/require"
@@ -36,6 +37,7 @@ func starts(t *testing.T, db *postgres.DB) map[string]func(ctx context.Context) 
 }
 
 // A program runs on the version before its own, and on later ones whose migrations say that it does.
+// Promise: O6.1
 func TestAProgramRunsOnNeighbouringVersions(t *testing.T) {
 	t.Parallel()
 	all := postgres.Migrations()
@@ -108,4 +110,74 @@ func TestASchemaNewerThanTheProgramIsRefused(t *testing.T) {
 		require.NoError(t, db.Migrate(t.Context()))
 		require.NoError(t, db.Ready(t.Context()))
 	}
+}
+
+// On the version before, a message that a program is unable to apply has no need: it is tried again. After the migration it
+// gets its need with its next attempt, and others have theirs at once.
+func TestOnTheVersionBeforeAnUnableMessageIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	all := postgres.Migrations()
+	dsn := postgrestest.DSN(t, &postgres.Config{Schema: "unused"})
+	old, err := postgres.Open(t.Context(), dsn, nil)
+	require.NoError(t, err)
+	defer old.Close()
+	require.NoError(t, pgx.BeginFunc(t.Context(), old.Pool(), func(tx pgx.Tx) error { return old.Up(t.Context(), tx, all[:len(all)-1]) }))
+	db, err := postgres.Open(t.Context(), dsn, nil)
+	require.NoError(t, err)
+	defer db.Close()
+
+	builds, needs := []provider.Build{{Projector: "p", Generation: 1}}, "event a 2"
+	park := func(m provider.Message) {
+		require.NoError(t, db.Do(t.Context(), provider.Unit{Projector: "p", Generation: 1, Messages: []provider.Message{m}},
+			func(context.Context, pgx.Tx, provider.Found) (provider.Closing, error) {
+				return provider.Closing{Park: []provider.Aside{{Parked: provider.Parked{
+					Projector: "p", MessageID: m.ID, Lane: m.Lane, Handlers: []string{"p/h"}, Class: provider.ClassUnable, Needs: needs}}}}, nil
+			}))
+	}
+	due := func(has ...provider.Need) (ids []string) {
+		rows, err := db.Due(t.Context(), provider.DueFilter{Builds: builds, Keys: 10, Each: 10, Needs: has})
+		require.NoError(t, err)
+		for _, p := range rows {
+			ids = append(ids, p.MessageID)
+		}
+		return ids
+	}
+	again := func() {
+		rows, err := db.Due(t.Context(), provider.DueFilter{Builds: builds, Keys: 10, Each: 10})
+		require.NoError(t, err)
+		require.Len(t, rows, 1)
+		tried, err := db.Try(t.Context(), rows[0], -1, 0)
+		require.NoError(t, err)
+		require.True(t, tried)
+		rows[0].Attempts++
+		park(provider.Message{ID: "a", Lane: rows[0].Lane, Handlers: []provider.Handler{{Name: "p/h"}}, Parked: &rows[0]})
+	}
+	waiting := func() (all []string) {
+		list, err := db.Needs(t.Context(), builds)
+		require.NoError(t, err)
+		for _, n := range list {
+			all = append(all, n.Needs)
+		}
+		return all
+	}
+	park(provider.Message{ID: "a", Lane: provider.LaneOfKey("a"), Handlers: []provider.Handler{{Name: "p/h"}}})
+	require.Equal(t, []string{"a"}, due())
+	require.Empty(t, waiting())
+	again()
+	require.Equal(t, []string{"a"}, due())
+	rows, err := db.Parked(t.Context(), provider.ParkedFilter{Limit: 10})
+	require.NoError(t, err)
+	require.Len(t, rows, 1)
+	require.Equal(t, provider.ClassUnable, rows[0].Class)
+	_, err = db.Survey(t.Context(), 10)
+	require.NoError(t, err)
+
+	require.NoError(t, old.Migrate(t.Context()))
+	require.Empty(t, waiting(), "looks at the version again")
+	require.Equal(t, []string{"a"}, due())
+	again()
+	require.Empty(t, due())
+	park(provider.Message{ID: "b", Lane: provider.LaneOfKey("b"), Handlers: []provider.Handler{{Name: "p/h"}}})
+	require.Equal(t, []string{needs}, waiting())
+	require.ElementsMatch(t, []string{"a", "b"}, due(provider.Need{Build: builds[0], Needs: needs}))
 }

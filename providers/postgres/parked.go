@@ -52,7 +52,7 @@ const (
 	parkedColumns = parkedNames + `p.payload, p.headers` + parkedFate
 	parkedNames   = `p.id, p.projector, p.generation, p.handler, p.handlers, p.message_id, p.topic, p.key, p.lane, p.type, `
 	parkedFate    = `,
-	p.class, p.needs, p.code, p.error, p.attempts, p.version, p.parked_at, p.state, coalesce(p.resolved_at, ` + never + `), p.resolved_by, p.reason`
+	p.class, /*+*/p.needs/*-''*/, p.code, p.error, p.attempts, p.version, p.parked_at, p.state, coalesce(p.resolved_at, ` + never + `), p.resolved_by, p.reason`
 
 	never = `'0001-01-01 00:00Z'::timestamptz` // the zero time
 
@@ -154,6 +154,9 @@ order by b.o, n.needs`
 
 // Needs implements provider.Parking.
 func (db *Provider) Needs(ctx context.Context, builds []provider.Build) ([]provider.Need, error) {
+	if older, err := db.isOlder(ctx); older || err != nil {
+		return nil, classifyOwn(ctx, wrap("list needs", err)) // the version before has none
+	}
 	projectors := mapSlice(builds, func(b *provider.Build) string { return b.Projector })
 	generations := mapSlice(builds, func(b *provider.Build) int { return b.Number() })
 	columns := func(n *provider.Need) []any { return []any{&n.Projector, &n.Generation, &n.Needs, scanTime(&n.Since)} }
@@ -436,15 +439,15 @@ parked as (
 	where p.state in ('waiting', 'stuck') and not excluded.handlers <@ p.handlers
 	returning p.lane)
 insert into kinora.holds as h (projector, generation, lane, due_at)
-select $1::text, $2::int, l.lane, case when l.after < 0 then 'infinity' when l.unable then ` + unableUntil + ` else ck.t + l.after / 1000 * interval '1 microsecond' end
+select $1::text, $2::int, l.lane, case when l.after < 0 then 'infinity' /*+*/when l.unable then ` + unableUntil + ` /*-*/else ck.t + l.after / 1000 * interval '1 microsecond' end
 from ck, unnest($4::bytea[], $5::bigint[], $6::bool[]) l(lane, after, unable) where l.lane in (select lane from parked) order by l.lane
 on conflict on constraint holds_pkey do update set due_at = h.due_at`
 
-	parkedAs = `handler, handlers, message_id, marker_id, topic, key, lane, type, payload, headers, class, needs, code, error, attempts, version, state`
+	parkedAs = `handler, handlers, message_id, marker_id, topic, key, lane, type, payload, headers, class, /*+*/needs, /*-*/code, error, attempts, version, state`
 
 	// Without new handlers, a message keeps its handlers.
 	updateParkedSQL = `
-update kinora.parked p set class = a.class, needs = a.needs, code = a.code, error = a.error, attempts = a.attempts, handler = a.handler, version = a.version, state = a.state,
+update kinora.parked p set class = a.class, /*+*/needs = a.needs, /*-*/code = a.code, error = a.error, attempts = a.attempts, handler = a.handler, version = a.version, state = a.state,
 	handlers = case when a.handlers = '{}' then p.handlers else a.handlers end
 from json_populate_recordset(null::kinora.parked, $1::json) a where p.id = a.id`
 
@@ -460,13 +463,13 @@ update kinora.parked set state = 'replayed', resolved_at = clock_timestamp() whe
 with ck as materialized (select clock_timestamp() t),
 l as materialized (
 	select l.*, f.* from json_to_recordset($1::json) l(projector text, generation int, lane bytea, changed bigint) left join lateral (
-		select id, state, class, needs from kinora.parked
+		select id, state, class/*+*/, needs/*-*/ from kinora.parked
 		where parked.projector = l.projector and parked.generation = l.generation and parked.lane = l.lane and parked.lane <> '' and state in ('waiting', 'stuck')
 		order by id limit 1) f on true),
 gone as (delete from kinora.holds h using l where h.projector = l.projector and h.generation = l.generation and h.lane = l.lane and l.id is null)
 update kinora.holds h set due_at = case
 	when l.state = 'stuck' then 'infinity'
-	when l.class = 'unable' and l.needs <> '' then ` + unableUntil + `
+	/*+*/when l.class = 'unable' and l.needs <> '' then ` + unableUntil + `/*-*/
 	when l.id < l.changed then h.due_at
 	else ck.t + coalesce(a.after, 0) / 1000 * interval '1 microsecond' end
 from ck, l left join json_to_recordset($2::json) a(id bigint, after bigint) on a.id = l.id

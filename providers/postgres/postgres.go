@@ -74,7 +74,7 @@ type Provider struct {
 	dryRuns   chan struct{}          // lock of dry runs, of capacity 1
 	turns     chan struct{}          // lock of repeated runs of Transact, of capacity 1
 	lifetime  atomic.Pointer[string]
-	cached    sync.Map // statement for schema "kinora" → for this schema
+	cached    sync.Map    // statement for schema "kinora" → for this schema
 	older     atomic.Bool // the schema has the version before the one that this program knows
 	describe  bool        // see described
 }
@@ -101,6 +101,9 @@ func Open(ctx context.Context, dsn string, cfg *Config) (*DB, error) {
 	if err == nil {
 		err = pool.Ping(ctx)
 	}
+	if err == nil {
+		_, _ = db.check(ctx, provider.AnyService) // notes the version of the schema
+	}
 	if err != nil {
 		pool.Close()
 		return nil, fmt.Errorf("open postgres: %w", err)
@@ -109,7 +112,7 @@ func Open(ctx context.Context, dsn string, cfg *Config) (*DB, error) {
 	return db, nil
 }
 
-// New uses the caller's pool. It sends no statement. A schema name that Config.Schema does not
+// New uses the caller's pool. It sends no statement. Call Ready if the schema may be that of the version before. A schema name that Config.Schema does not
 // accept is an *eventstore.InvalidError.
 func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 	if pool == nil {

@@ -303,14 +303,14 @@ func (u *unit) resolve(ctx context.Context, p *provider.Unit, s provider.Resolut
 // without handlers is for all, and has no markers; the handlers of the new one then have theirs.
 const parkMessage = `
 insert into kinora_parked (
-	id, projector, generation, lane, state, due_at, class, needs, code, error, attempts, handler, handlers, version, message_id, topic, key, type,
+	id, projector, generation, lane, state, due_at, class, /*+*/needs, /*-*/code, error, attempts, handler, handlers, version, message_id, topic, key, type,
 	parked_at, headers, payload)
 values (?1, ?2, ?17, ?3, ?20, iif(exists (
 		select 1 from kinora_parked indexed by kinora_parked_lane
 		where open = 1 and projector = ?2 and generation = ?17 and lane = ?3 and id < coalesce(?1, ` + lastID + `)), null, ` + clock + ` + ?4),
-	?5, ?19, ?6, ?18, ?7, ?8, coalesce(?9, '[]'), ?10, ?11, ?12, ?13, ?14, ` + clock + `, ?15, ?16)
+	?5, /*+*/?19, /*-*/?6, ?18, ?7, ?8, coalesce(?9, '[]'), ?10, ?11, ?12, ?13, ?14, ` + clock + `, ?15, ?16)
 on conflict (id) do update set
-	state = excluded.state, due_at = excluded.due_at, class = excluded.class, needs = excluded.needs, code = excluded.code, error = excluded.error, attempts = excluded.attempts,
+	state = excluded.state, due_at = excluded.due_at, class = excluded.class, /*+*/needs = excluded.needs, /*-*/code = excluded.code, error = excluded.error, attempts = excluded.attempts,
 	handler = excluded.handler, handlers = iif(excluded.handlers = '[]', handlers, excluded.handlers), version = excluded.version
 on conflict (projector, generation, message_id) where state <> 'replayed' and message_id <> '' do update set handlers = (
 	select json_group_array(distinct value) from (
@@ -328,7 +328,7 @@ func (u *unit) park(ctx context.Context, p *provider.Unit, asides []provider.Asi
 		switch {
 		case a.After < 0:
 			state = provider.StateStuck
-		case !is.IsUnable():
+		case !is.IsUnable() || u.db.older.Load():
 			due = millis(a.After)
 		}
 		_, err := u.exec(ctx, parkMessage, seq, p.Projector, m.Lane[:], due, is.Class.String(), is.Code, is.Attempts, is.Handler,
@@ -343,7 +343,7 @@ func (u *unit) park(ctx context.Context, p *provider.Unit, asides []provider.Asi
 // dueNow makes the first messages of the lanes ?1 due if they wait, have no due time, and are not unable.
 const dueNow = `
 update kinora_parked set due_at = ` + clock + `
-where due_at is null and state = 'waiting' and (class <> 'unable' or needs = '') and id in (
+where due_at is null and state = 'waiting' /*+*/and (class <> 'unable' or needs = '') /*-*/and id in (
 	select (
 		select id from kinora_parked indexed by kinora_parked_lane
 		where open = 1 and projector = j.value ->> 'projector' and generation = j.value ->> 'generation' and lane = unhex(j.value ->> 'lane') order by id limit 1)

@@ -97,7 +97,9 @@ func Migrations() (all []string) {
 }
 
 // UpTo applies the migrations up to a version.
-func UpTo(ctx context.Context, db *sql.DB, version int) error { return up(ctx, db, scripts()[:version]) }
+func UpTo(ctx context.Context, db *sql.DB, version int) error {
+	return up(ctx, db, scripts()[:version])
+}
 
 // UpWith applies the migrations that the file does not have: those of this version, and the later ones.
 func UpWith(ctx context.Context, db *sql.DB, later ...string) error {

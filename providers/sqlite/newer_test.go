@@ -14,10 +14,12 @@ import (
 	"github.com/kinora-go/kinora/internal/migration"
 	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
 // A program runs on the version before its own, and on later ones whose migrations say that it does.
+// Promise: O6.1
 func TestAProgramRunsOnNeighbouringVersions(t *testing.T) {
 	t.Parallel()
 	known := len(sqlite.Migrations())
@@ -52,6 +54,71 @@ func TestAProgramRunsOnNeighbouringVersions(t *testing.T) {
 	var newer *sqlite.NewerError
 	require.ErrorAs(t, other.Ready(t.Context()), &newer)
 	require.ErrorAs(t, other.Migrate(t.Context()), &newer)
+}
+
+// On the version before, a message that a program is unable to apply has no need: it is tried again. After the migration it
+// gets its need with its next attempt, and others have theirs at once.
+func TestOnTheVersionBeforeAnUnableMessageIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "app.db")
+	raw, err := sql.Open("sqlite", path)
+	require.NoError(t, err)
+	raw.SetMaxOpenConns(1)
+	require.NoError(t, sqlite.UpTo(t.Context(), raw, len(sqlite.Migrations())-1))
+	require.NoError(t, raw.Close())
+	db, err := sqlite.Open(t.Context(), path, nil)
+	require.NoError(t, err)
+	defer db.Close()
+
+	builds, needs := []provider.Build{totals}, "event review.posted 2"
+	unable := func(u provider.Unit) {
+		all := asides(u, provider.ClassUnable, 0)
+		all[0].Parked.Needs = needs
+		require.NoError(t, db.Do(t.Context(), u, func(context.Context, *sql.Tx, provider.Found) (provider.Closing, error) {
+			return provider.Closing{Park: all}, nil
+		}))
+	}
+	again := func() {
+		list, err := db.Due(t.Context(), provider.DueFilter{Builds: builds, Keys: 10, Each: 10})
+		require.NoError(t, err)
+		require.Len(t, list, 1)
+		tried, err := db.Try(t.Context(), list[0], -1, 0)
+		require.NoError(t, err)
+		require.True(t, tried)
+		list[0].Attempts++
+		u := delivery("a")
+		u.Messages[0].Parked = &list[0]
+		unable(u)
+	}
+	waiting := func() (all []string) {
+		list, err := db.Needs(t.Context(), builds)
+		require.NoError(t, err)
+		for _, n := range list {
+			all = append(all, n.Needs)
+		}
+		return all
+	}
+	unable(delivery("a"))
+	require.Equal(t, []string{"a"}, due(t, db))
+	require.Empty(t, waiting())
+	again()
+	require.Equal(t, []string{"a"}, due(t, db))
+	require.Len(t, rows(t, db), 1)
+	_, err = db.Survey(t.Context(), 10)
+	require.NoError(t, err)
+
+	require.NoError(t, db.Migrate(t.Context()))
+	require.Empty(t, waiting())
+	require.Equal(t, []string{"a"}, due(t, db))
+	again()
+	require.Empty(t, due(t, db))
+	b := delivery("b")
+	b.Messages[0].Lane = provider.LaneOfKey("b")
+	unable(b)
+	require.Equal(t, []string{needs}, waiting())
+	able, err := db.Due(t.Context(), provider.DueFilter{Builds: builds, Keys: 10, Each: 10, Needs: []provider.Need{{Build: totals, Needs: needs}}})
+	require.NoError(t, err)
+	require.Len(t, able, 2)
 }
 
 // From the version on that records it, each migration says which programs run on it.

@@ -210,11 +210,11 @@ order by 1, 2`
 	surveyParked = `
 select (select count(*) from (select 1 from kinora_parked indexed by kinora_parked_lane where open = 1 and ` + ofBuild + ` limit ?3)),
 	(select count(*) from (select 1 from kinora_parked indexed by kinora_parked_due where due_at is not null and ` + ofBuild + ` limit ?3))
-	+ (select count(*) from (
+	/*+*/+ (select count(*) from (
 		select 1 from kinora_parked p indexed by kinora_parked_needs
 		where open = 1 and needs <> '' and ` + ofBuild + ` and class = 'unable' and state = 'waiting' and due_at is null and id = (
 			select id from kinora_parked f indexed by kinora_parked_lane
-			where f.open = 1 and f.projector = p.projector and f.generation = p.generation and f.lane = p.lane order by f.id limit 1) limit ?3)),
+			where f.open = 1 and f.projector = p.projector and f.generation = p.generation and f.lane = p.lane order by f.id limit 1) limit ?3))/*-*/,
 	(select count(*) from (select 1 from kinora_parked indexed by kinora_parked_stuck where state = 'stuck' and ` + ofBuild + ` limit ?3)),
 	(select min(parked_at) from (select parked_at from kinora_parked indexed by kinora_parked_lane where open = 1 and ` + ofBuild + ` limit ?3))`
 

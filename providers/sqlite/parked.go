@@ -33,7 +33,7 @@ due (id, lane, class, due_at) as materialized (
 		from json_each(?4) j)
 	order by due_at limit ?2),
 able (id, lane, class, due_at) as materialized (
-	select id, lane, 'held', 0 from kinora_parked p indexed by kinora_parked_needs
+	/*+*/select id, lane, 'held', 0 from kinora_parked p indexed by kinora_parked_needs
 	where ?4 is null and open = 1 and needs <> '' and projector = ?1 and generation = ?5 and needs in has and class = 'unable' and state = 'waiting' and due_at is null
 		and id = (
 			select id from kinora_parked f indexed by kinora_parked_lane
@@ -45,9 +45,9 @@ able (id, lane, class, due_at) as materialized (
 			select id from kinora_parked indexed by kinora_parked_lane
 			where open = 1 and projector = ?1 and generation = ?5 and lane = unhex(j.value) order by id limit 1)
 		from json_each(?4) j)
-	limit ?2),
+	limit ?2/*-select 0, '', '', 0 where false*/),
 front (id, due_at, others) as (
-	select p.id, due.due_at, sum(p.state <> 'waiting' or p.class <> 'held' and (p.class <> 'unable' or p.needs not in has)) over (partition by due.lane order by p.id)
+	select p.id, due.due_at, sum(p.state <> 'waiting' or p.class <> 'held'/*+*/ and (p.class <> 'unable' or p.needs not in has)/*-*/) over (partition by due.lane order by p.id)
 	from (select * from able union all select * from due order by due_at limit ?2) due cross join kinora_parked p on p.id in (
 		select id from kinora_parked indexed by kinora_parked_lane
 		where open = 1 and projector = ?1 and generation = ?5 and lane = due.lane and id <= iif(due.class = 'held', ` + lastID + `, due.id)
@@ -90,6 +90,11 @@ from n where needs is not null order by needs`
 // Needs implements provider.Parking.
 func (d *Provider) Needs(ctx context.Context, builds []provider.Build) (all []provider.Need, err error) {
 	err = provider.CheckDueFilter(provider.DueFilter{Builds: builds})
+	if err == nil && d.older.Load() { // the version before has none
+		if err = d.users.warmUp(ctx); d.older.Load() {
+			return nil, wrap("list needs", err)
+		}
+	}
 	for i := 0; err == nil && i < len(builds); i++ {
 		var listed []provider.Need
 		listed, err = rowsOf(ctx, d.reads, func(n *provider.Need) []any { return []any{&n.Needs, scanTime(&n.Since)} },
@@ -218,7 +223,7 @@ func (d *DB) ParkedCount(ctx context.Context, projector string) (n int64, err er
 
 const (
 	parkedFields = `p.id, p.projector, p.generation, p.handler, nullif(p.handlers, '[]'), p.message_id, p.topic, p.key, p.lane, p.type,
-	p.class, p.needs, p.code, p.error, p.attempts, p.version, p.parked_at, p.state, p.resolved_at, p.resolved_by, p.reason`
+	p.class, /*+*/p.needs/*-''*/, p.code, p.error, p.attempts, p.version, p.parked_at, p.state, p.resolved_at, p.resolved_by, p.reason`
 
 	parkedColumns = parkedFields + `, (
 		select f.due_at from kinora_parked f indexed by kinora_parked_lane

@@ -32,6 +32,7 @@ var cells = []*cell{
 	rebuildPointsCell,
 	rebuildDeployCell,
 	deployCell,
+	schemaCell,
 	rebuildVerifyCell,
 	redisCell,
 	taskPointsCell,

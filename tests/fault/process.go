@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -47,7 +48,7 @@ func (p *process) begin() error {
 	p.status.set(wordReady, 0)
 	p.status.set(wordUnitOpen, 0)
 	p.status.set(wordManyOpen, 0)
-	binary := p.r.suite.binary
+	binary := cmp.Or(p.Program, p.r.suite.binary)
 	if p.Skew != 0 {
 		binary = p.r.suite.skewed
 	}

@@ -37,13 +37,14 @@ const (
 
 // settings configure a child.
 type settings struct {
-	Role   role
-	Name   string
-	Life   int // starts at 1
-	DSN    string
-	Socket string // the broker's socket
-	Dir    string // the child's files
-	Seed   uint64
+	Role    role
+	Name    string
+	Life    int // starts at 1
+	DSN     string
+	Program string `json:"-"` // the file of its program; empty means the suite's
+	Socket  string // the broker's socket
+	Dir     string // the child's files
+	Seed    uint64
 
 	Conns int           // pool size
 	Lease time.Duration // lease of claims and of runners

@@ -14,7 +14,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/internal/pgtest"
-	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/providers/postgres"
 )
 
@@ -169,7 +168,19 @@ func (r *run) sleep(d time.Duration) {
 }
 
 // server starts the cell's own server with its database and read models, and the broker.
-func (r *run) server(b brokerConfig, more ...string) {
+func (r *run) server(b brokerConfig, more ...string) { r.serverWith(b, migrate, more...) }
+
+func migrate(ctx context.Context, dsn string) error {
+	db, err := postgres.Open(ctx, dsn, nil)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	return db.Migrate(ctx)
+}
+
+// serverWith is server with another migration.
+func (r *run) serverWith(b brokerConfig, migrate func(ctx context.Context, dsn string) error, more ...string) {
 	var err error
 	r.pg, err = pgtest.Start(more...)
 	r.must(err)
@@ -179,10 +190,7 @@ func (r *run) server(b brokerConfig, more ...string) {
 	r.must(err)
 	r.pool, err = pgxpool.NewWithConfig(ctx, config)
 	r.must(err)
-	db, err := postgres.New(r.pool, &postgres.Config{Route: outbox.ByCategory})
-	r.must(err)
-	r.must(db.Migrate(ctx))
-	db.Close()
+	r.must(migrate(ctx, r.dsn))
 	_, err = r.pool.Exec(ctx, tables+";"+heldAgainst)
 	r.must(err)
 	if b.Groups == nil {

@@ -99,6 +99,10 @@ func (a *attempt) pass(i int, m *model.Message, fate Fate, fresh []bool, stopped
 	return a.done.Rows[i]
 }
 
+// unableAfter is when a message that this program is unable to apply is tried again if the database, whose schema is that of the
+// version before, cannot store what the message needs.
+const unableAfter = 10 * time.Second
+
 func (a *attempt) row(i int, m *model.Message, fate Fate, fresh []bool) *provider.Aside {
 	class, code := provider.ClassHeld, ""
 	switch {
@@ -131,7 +135,7 @@ func (a *attempt) row(i int, m *model.Message, fate Fate, fresh []bool) *provide
 	case class == provider.ClassTransient: // not counted: it waits as long again as it has been parked
 		row.After = min(max(a.Host.Clock().Sub(p.At), retry.Base), retry.Max)
 	case class == provider.ClassUnable:
-		p.Needs, row.After = m.Aside.Needs, 0
+		p.Needs, row.After = m.Aside.Needs, unableAfter
 	case class == provider.ClassUnknown && !retry.Exhausted(p.Attempts):
 		row.After, _ = retry.Delay(max(p.Attempts, 1))
 	}
