@@ -244,18 +244,18 @@ func (p *Projector) feeds(c *provider.Capability) bool {
 
 // addNeeds adds what parked messages need.
 func (f *Facts) addNeeds(ctx context.Context, store Projectors) error {
-	var builds []provider.Build
+	var after []provider.Need
 	of := map[provider.Build]*Projector{}
 	for i, p := range f.Projectors {
 		if p.Parked.N > 0 {
 			b := provider.Build{Projector: p.Name, Generation: p.Generation}
-			builds, of[b] = append(builds, b), &f.Projectors[i]
+			after, of[b] = append(after, provider.Need{Build: b}), &f.Projectors[i]
 		}
 	}
-	if len(builds) == 0 {
+	if len(after) == 0 {
 		return nil
 	}
-	all, err := store.Needs(ctx, builds)
+	all, err := store.Needs(ctx, after)
 	if err != nil {
 		return err
 	}

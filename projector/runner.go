@@ -391,7 +391,7 @@ func (r *Runner) halted(ctx context.Context) error {
 		if len(rows) > 0 {
 			return fmt.Errorf("%w: %s", ErrHalted, b.Projector)
 		}
-		needs, err := r.host.Store.Needs(ctx, []provider.Build{b})
+		needs, err := r.host.Store.Needs(ctx, []provider.Need{{Build: b}})
 		if err != nil {
 			return err
 		}

@@ -19,10 +19,10 @@ type Parking interface {
 	// due. One whose first message is unable (Parked.IsUnable) is due if f.Needs has its need, and comes first.
 	Due(ctx context.Context, f DueFilter) ([]Parked, error)
 
-	// Needs returns what the first messages of lanes of these builds wait for: each need of a build once, in order, at
-	// most MaxNeeds of a build. The cost grows with the number of needs, and not with that of messages. It may return
-	// needs of other open messages too.
-	Needs(ctx context.Context, builds []Build) ([]Need, error)
+	// Needs returns what the first messages of lanes wait for, by the builds of after: each need of a build once, in
+	// order, those after its Needs, at most MaxNeeds of a build. The cost grows with the number of needs, and not with that
+	// of messages. It may return needs of other open messages too.
+	Needs(ctx context.Context, after []Need) ([]Need, error)
 
 	// Try counts an attempt at p, which Due has returned, and makes its lane due only after again has passed. So
 	// no other runner tries it until then, and the attempt counts even if the process ends.
@@ -278,15 +278,15 @@ func (f *DueFilter) Due(firsts []Parked, lane func(first Parked, n int) []Parked
 }
 
 // NeedsOf is the rule of Parking.Needs for a build, given the first messages of all lanes.
-func NeedsOf(b Build, firsts []Parked) (all []Need) {
+func NeedsOf(after Need, firsts []Parked) (all []Need) {
 	since := map[string]time.Time{}
 	for _, p := range firsts {
-		if at, ok := since[p.Needs]; p.IsUnable() && (!ok || p.At.Before(at)) {
+		if at, ok := since[p.Needs]; p.IsUnable() && p.Needs > after.Needs && (!ok || p.At.Before(at)) {
 			since[p.Needs] = p.At
 		}
 	}
 	for _, needs := range slices.Sorted(maps.Keys(since)) {
-		all = append(all, Need{Build: b, Needs: needs, Since: since[needs]})
+		all = append(all, Need{Build: after.Build, Needs: needs, Since: since[needs]})
 	}
 	return all[:min(len(all), MaxNeeds)]
 }

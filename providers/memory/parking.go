@@ -112,10 +112,10 @@ func (s *state) due(b provider.Build, f provider.DueFilter, now time.Time) []pro
 }
 
 // Needs implements provider.Parking.
-func (db *Provider) Needs(ctx context.Context, builds []provider.Build) ([]provider.Need, error) {
-	return query(ctx, db, "list needs", provider.CheckDueFilter(provider.DueFilter{Builds: builds}), func(s *state, _ time.Time) (all []provider.Need) {
-		for _, b := range builds {
-			all = append(all, provider.NeedsOf(b, s.firsts(b))...)
+func (db *Provider) Needs(ctx context.Context, after []provider.Need) ([]provider.Need, error) {
+	return query(ctx, db, "list needs", provider.CheckNeeds(after), func(s *state, _ time.Time) (all []provider.Need) {
+		for _, a := range after {
+			all = append(all, provider.NeedsOf(a, s.firsts(a.Build))...)
 		}
 		return all
 	})

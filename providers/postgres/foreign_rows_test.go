@@ -114,7 +114,7 @@ func othersGoOn(t *testing.T, db *postgres.DB, n int) {
 	require.Equal(t, []int{n}, listsOf(t, db)[stream])
 
 	builds := []provider.Build{{Projector: "v", Generation: 1}}
-	needs, err := db.Needs(ctx, builds)
+	needs, err := db.Needs(ctx, []provider.Need{{Build: builds[0]}})
 	require.NoError(t, err)
 	read := map[string]func() (any, error){
 		"needs": func() (any, error) { return needs, nil },
@@ -164,7 +164,7 @@ func TestAForeignNeedHidesNoMessage(t *testing.T) {
 		select 'p', 1, '', '{}', n, n, '', '', sha256(n::text::bytea), '', '', '{}', class, needs, '', 0, '', state from rows`,
 		`insert into kinora.holds (projector, generation, lane, due_at) select 'p', 1, sha256(n::text::bytea), due_at from rows`)
 	builds := []provider.Build{{Projector: "p", Generation: 1}}
-	needs, err := db.Needs(t.Context(), builds)
+	needs, err := db.Needs(t.Context(), []provider.Need{{Build: builds[0]}})
 	require.NoError(t, err)
 	require.Len(t, needs, 4)
 	ids := func(needs []provider.Need) (ids []string) {

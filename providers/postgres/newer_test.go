@@ -153,7 +153,7 @@ func TestOnTheVersionBeforeAnUnableMessageIsTriedAgain(t *testing.T) {
 		park(provider.Message{ID: "a", Lane: rows[0].Lane, Handlers: []provider.Handler{{Name: "p/h"}}, Parked: &rows[0]})
 	}
 	waiting := func() (all []string) {
-		list, err := db.Needs(t.Context(), builds)
+		list, err := db.Needs(t.Context(), []provider.Need{{Build: builds[0]}})
 		require.NoError(t, err)
 		for _, n := range list {
 			all = append(all, n.Needs)

@@ -138,10 +138,10 @@ func (db *Provider) Due(ctx context.Context, f provider.DueFilter) ([]provider.P
 // The walk skips from need to need by the index; null ends it. Its condition is that of the index, so it also finds waiting
 // messages of other classes.
 const needsSQL = `
-select b.projector, b.generation, n.needs, p.parked_at from unnest($1::text[], $2::int[]) with ordinality b(projector, generation, o), lateral (
+select b.projector, b.generation, n.needs, p.parked_at from unnest($1::text[], $2::int[], $4::text[]) with ordinality b(projector, generation, past, o), lateral (
 	with recursive n as (
 		select (select min(needs) from kinora.parked p
-			where p.projector = b.projector and p.generation = b.generation and p.state = 'waiting' and p.needs <> '') as needs, 1 as i
+			where p.projector = b.projector and p.generation = b.generation and p.state = 'waiting' and p.needs <> '' and p.needs > b.past) as needs, 1 as i
 		union all
 		select (select min(needs) from kinora.parked p
 			where p.projector = b.projector and p.generation = b.generation and p.state = 'waiting' and p.needs <> '' and p.needs > n.needs), n.i + 1
@@ -153,15 +153,16 @@ select b.projector, b.generation, n.needs, p.parked_at from unnest($1::text[], $
 order by b.o, n.needs`
 
 // Needs implements provider.Parking.
-func (db *Provider) Needs(ctx context.Context, builds []provider.Build) ([]provider.Need, error) {
+func (db *Provider) Needs(ctx context.Context, after []provider.Need) ([]provider.Need, error) {
 	if older, err := db.isOlder(ctx); older || err != nil {
 		return nil, classifyOwn(ctx, wrap("list needs", err)) // the version before has none
 	}
-	projectors := mapSlice(builds, func(b *provider.Build) string { return b.Projector })
-	generations := mapSlice(builds, func(b *provider.Build) int { return b.Number() })
+	projectors := mapSlice(after, func(a *provider.Need) string { return a.Projector })
+	generations := mapSlice(after, func(a *provider.Need) int { return a.Number() })
+	past := mapSlice(after, func(a *provider.Need) string { return storable(a.Needs) })
 	columns := func(n *provider.Need) []any { return []any{&n.Projector, &n.Generation, &n.Needs, scanTime(&n.Since)} }
-	all, err := read(ctx, db, "list needs", provider.CheckDueFilter(provider.DueFilter{Builds: builds}), into(columns), needsSQL, planned,
-		projectors, generations, provider.MaxNeeds)
+	all, err := read(ctx, db, "list needs", provider.CheckNeeds(after), into(columns), needsSQL, planned,
+		projectors, generations, provider.MaxNeeds, past)
 	for i := range all {
 		all[i].Needs = original(all[i].Needs)
 	}

@@ -257,7 +257,7 @@ func TestThePlansOfParkedMessages(t *testing.T) {
 					"using parked_needs_idx on parked", "using holds_pkey on holds", "using holds_due_idx on holds", "using parked_lane_idx on parked", "using parked_pkey on parked"}},
 				"dueAbleSQL, lanes": {[]any{[]string{"p"}, []int{1}, 10, 10, lane, []string{"p"}, []int{1}, []string{"event t 2"}}, []string{
 					"using holds_pkey on holds", "using parked_lane_idx on parked", "using parked_pkey on parked"}},
-				"needsSQL":        {[]any{[]string{"p"}, []int{1}, 1000}, []string{"Index Only Scan using parked_needs_idx on parked", "Index Scan using parked_needs_idx on parked"}},
+				"needsSQL":        {[]any{[]string{"p"}, []int{1}, 1000, []string{""}}, []string{"Index Only Scan using parked_needs_idx on parked", "Index Scan using parked_needs_idx on parked"}},
 				"trySQL":          {[]any{"p", lane[0], 1, 0, []string{}, 5, 1, 1}, []string{"using holds_pkey on holds", "using parked_lane_idx on parked"}},
 				"lockLanesSQL":    {[]any{"p", 1, lane}, []string{"using holds_pkey on holds"}},
 				"awaitLanesSQL":   {[]any{"p", 1, lane}, []string{"using holds_pkey on holds"}},

@@ -67,7 +67,11 @@ func (s *stage) able(needs ...string) []provider.Parked {
 
 func (s *stage) needs(builds ...provider.Build) (names []string) {
 	s.Helper()
-	all, err := s.db.Needs(s.ctx, builds)
+	var after []provider.Need
+	for _, b := range builds {
+		after = append(after, provider.Need{Build: b})
+	}
+	all, err := s.db.Needs(s.ctx, after)
 	s.ok(err, "list needs")
 	for _, n := range all {
 		s.require(!n.Since.IsZero(), "the need %s has a time", n.Needs)
@@ -109,7 +113,7 @@ func needsListed(s *stage) {
 		s.advance(time.Minute)
 	}
 	s.park(0, s.failed("n", ""))
-	all, err := s.db.Needs(s.ctx, []provider.Build{s.build()})
+	all, err := s.db.Needs(s.ctx, []provider.Need{{Build: s.build()}})
 	s.ok(err, "list needs")
 	same(s, "needs", len(all), 3)
 	for i, n := range all {
@@ -117,6 +121,12 @@ func needsListed(s *stage) {
 		same(s, "since", n.Since, s.list(provider.ParkedFilter{Key: fmt.Sprint("key ", 2-i)})[0].At)
 	}
 	same(s, "needs of no build", s.needs(), nil)
+	for i := range all {
+		rest, err := s.db.Needs(s.ctx, all[i:i+1])
+		s.ok(err, "list the needs after one")
+		same(s, "needs after one", len(rest), len(all)-i-1)
+		same(s, "need", i == 2 || rest[0].Needs == all[i+1].Needs, true)
+	}
 }
 
 func needsOfBuilds(s *stage) {

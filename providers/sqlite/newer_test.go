@@ -91,7 +91,7 @@ func TestOnTheVersionBeforeAnUnableMessageIsTriedAgain(t *testing.T) {
 		unable(u)
 	}
 	waiting := func() (all []string) {
-		list, err := db.Needs(t.Context(), builds)
+		list, err := db.Needs(t.Context(), []provider.Need{{Build: totals}})
 		require.NoError(t, err)
 		for _, n := range list {
 			all = append(all, n.Needs)

@@ -78,7 +78,7 @@ func (d *Provider) Due(ctx context.Context, f provider.DueFilter) (due []provide
 // those of other classes.
 const listNeeds = `
 with recursive n (needs, i) as (
-	select min(needs), 1 from kinora_parked indexed by kinora_parked_needs where open = 1 and needs <> '' and projector = ?1 and generation = ?2
+	select min(needs), 1 from kinora_parked indexed by kinora_parked_needs where open = 1 and needs <> '' and projector = ?1 and generation = ?2 and needs > ?4
 	union all
 	select (select min(needs) from kinora_parked p indexed by kinora_parked_needs
 		where open = 1 and p.needs <> '' and projector = ?1 and generation = ?2 and p.needs > n.needs), i + 1 from n where n.needs is not null and i < ?3)
@@ -88,19 +88,19 @@ select needs, (
 from n where needs is not null order by needs`
 
 // Needs implements provider.Parking.
-func (d *Provider) Needs(ctx context.Context, builds []provider.Build) (all []provider.Need, err error) {
-	err = provider.CheckDueFilter(provider.DueFilter{Builds: builds})
+func (d *Provider) Needs(ctx context.Context, after []provider.Need) (all []provider.Need, err error) {
+	err = provider.CheckNeeds(after)
 	if err == nil && d.older.Load() { // the version before has none
 		if err = d.users.warmUp(ctx); d.older.Load() {
 			return nil, wrap("list needs", err)
 		}
 	}
-	for i := 0; err == nil && i < len(builds); i++ {
+	for i := 0; err == nil && i < len(after); i++ {
 		var listed []provider.Need
 		listed, err = rowsOf(ctx, d.reads, func(n *provider.Need) []any { return []any{&n.Needs, scanTime(&n.Since)} },
-			listNeeds, builds[i].Projector, builds[i].Number(), provider.MaxNeeds)
+			listNeeds, after[i].Projector, after[i].Number(), provider.MaxNeeds, after[i].Needs)
 		for j := range listed {
-			listed[j].Build = builds[i]
+			listed[j].Build = after[i].Build
 		}
 		all = append(all, listed...)
 	}

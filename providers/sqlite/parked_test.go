@@ -139,8 +139,8 @@ func TestParkedPlans(t *testing.T) {
 			"SEARCH p USING INDEX kinora_parked_needs (projector=? AND generation=? AND needs=?)",
 			"SEARCH f USING COVERING INDEX kinora_parked_lane (projector=? AND generation=? AND lane=?)",
 		}}},
-		{"needs", func() { ok(db.Needs(ctx, []provider.Build{totals})) }, [][]string{{
-			"SEARCH kinora_parked USING COVERING INDEX kinora_parked_needs (projector=? AND generation=?)",
+		{"needs", func() { ok(db.Needs(ctx, []provider.Need{{Build: totals}})) }, [][]string{{
+			"SEARCH kinora_parked USING COVERING INDEX kinora_parked_needs (projector=? AND generation=? AND needs>?)",
 			"SEARCH p USING COVERING INDEX kinora_parked_needs (projector=? AND generation=? AND needs>?)",
 			"SEARCH p USING INDEX kinora_parked_needs (projector=? AND generation=? AND needs=?)",
 		}}},

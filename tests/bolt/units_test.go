@@ -329,10 +329,10 @@ func (s *session) firsts(b provider.Build) (firsts []provider.Parked) {
 	return firsts
 }
 
-func (db *DB) Needs(ctx context.Context, builds []provider.Build) ([]provider.Need, error) {
-	return query(ctx, db, "list needs", provider.CheckDueFilter(provider.DueFilter{Builds: builds}), func(s *session) (all []provider.Need) {
-		for _, b := range builds {
-			all = append(all, provider.NeedsOf(b, s.firsts(b))...)
+func (db *DB) Needs(ctx context.Context, after []provider.Need) ([]provider.Need, error) {
+	return query(ctx, db, "list needs", provider.CheckNeeds(after), func(s *session) (all []provider.Need) {
+		for _, a := range after {
+			all = append(all, provider.NeedsOf(a, s.firsts(a.Build))...)
 		}
 		return all
 	})

@@ -14,9 +14,10 @@ import (
 // needs is what parked messages need, as a runner has read it last.
 type needs struct {
 	read time.Time
-	met  []provider.Need      // those that this program has
-	lack error                // why it does not have another one
-	said map[string]time.Time // when a need that no program has was logged last
+	past map[provider.Build]string // where the next list begins, if the last one was full
+	met  []provider.Need           // those that this program has
+	lack error                     // why it does not have another one
+	said map[string]time.Time      // when a need that no program has was logged last
 }
 
 // Intervals of reading the needs, and of logging one that no program meets.
@@ -31,12 +32,20 @@ func (n *needs) of(ctx context.Context, h *model.Host, crews []*crew, builds []p
 	if !n.read.IsZero() && now.Sub(n.read) < needsEvery {
 		return n.met, nil
 	}
-	all, err := h.Store.Needs(ctx, builds)
+	var after []provider.Need
+	for _, b := range builds {
+		after = append(after, provider.Need{Build: b, Needs: n.past[b]})
+	}
+	all, err := h.Store.Needs(ctx, after)
 	if err != nil {
 		return nil, err
 	}
-	n.read, n.met, n.lack = now, nil, nil
+	n.read, n.past, n.met, n.lack = now, map[provider.Build]string{}, nil, nil
+	listed := map[provider.Build]int{}
 	for _, one := range all {
+		if listed[one.Build]++; listed[one.Build] == provider.MaxNeeds {
+			n.past[one.Build] = one.Needs
+		}
 		i := slices.IndexFunc(crews, func(c *crew) bool { return c.current.Load().Build == one.Build })
 		if i < 0 { // it feeds another generation by now
 			continue
