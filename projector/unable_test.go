@@ -287,6 +287,29 @@ func TestTheProgramThatCanTakesOver(t *testing.T) {
 	}
 }
 
+// Whoever may append can park messages of more types than a program looks at in one go. They hide none of another one.
+// Promise: G6.9
+func TestAFloodOfNeedsHidesNone(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := newDB(t)
+		const flood = 2*provider.MaxNeeds + 100
+		for n := range flood {
+			rate(t, db, fmt.Sprint("of another ", n), 1, fmt.Sprint("review-", n), n)
+		}
+		rate(t, db, "rated", 2, "review-last", 1)
+		stopOld := start(t, newRunner(t, db, projector.FromLog(db, "review"), projector.RunnerConfig{}, knowing(1, 0, projector.Options{})))
+		time.Sleep(time.Minute)
+		require.Len(t, parked(t, db), flood+1)
+		stopNew := start(t, newRunner(t, db, projector.FromLog(db, "review"), projector.RunnerConfig{}, knowing(2, 0, projector.Options{})))
+		time.Sleep(5 * time.Second)
+		require.Len(t, parked(t, db), flood)
+		require.Equal(t, []int{1}, noted(db, "a", "review-last"))
+		require.NoError(t, stopOld())
+		require.NoError(t, stopNew())
+	})
+}
+
 // Two programs that each know one of two types do not push the lease to and fro: each applies what the other parks.
 // Promise: G6.9
 func TestProgramsThatEachLackSomethingShareTheWork(t *testing.T) {
