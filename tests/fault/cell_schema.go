@@ -40,7 +40,7 @@ func runSchema(r *run) {
 	r.serverWith(brokerConfig{Duplicate: 0.02}, old.migrate)
 	_, err = r.pool.Exec(r.suite.ctx, harmSQL)
 	r.must(err)
-	r.readerTables(1)
+	r.readerTables(2)
 	both := func(as role, change func(*settings)) {
 		for _, program := range []string{"", old.child} {
 			r.child(as, func(s *settings) {
@@ -54,11 +54,11 @@ func runSchema(r *run) {
 	both(producing, func(s *settings) { s.Alone, s.Streams, s.Hot = false, 100, 0 })
 	both(relaying, nil)
 	both(running, nil)
-	both(reading, func(s *settings) { s.More = map[string]string{"projectors": "1"} })
+	both(reading, func(s *settings) { s.More = map[string]string{"projectors": "2"} })
 	for _, p := range r.all {
 		p.awaitReady()
 	}
-	w := r.watchProgress(1)
+	w := r.watchProgress(2)
 	r.prove(func() {
 		stop := r.flow()
 		if !r.has("migrated") {
@@ -76,7 +76,7 @@ func runSchema(r *run) {
 	}
 	var v verdict
 	_, h := r.judgeAppends(&v)
-	r.judgeProjectors(1, false, h, &v)
+	r.judgeProjectors(2, false, h, &v)
 	r.judge()
 }
 
