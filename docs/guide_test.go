@@ -103,6 +103,7 @@ type file struct{ path, text string }
 type console struct {
 	stays  bool           // the last command runs until ^C
 	prints bool           // no command: the output of a command that is still running
+	in     string         // that command, also of ^C; "": the last one, and ^C ends all
 	varies *regexp.Regexp // parts of the output that differ between runs
 	lines  [][2]string    // command and output
 }
@@ -110,9 +111,8 @@ type console struct {
 // The forms of the blocks of a page. A block of "sh" is not run.
 var (
 	fileForm    = regexp.MustCompile("\\*\\*File `([^`]+)`\\*\\*[^\n]*\n\n$")
-	staysForm   = regexp.MustCompile(`<!-- stays -->\n$`)
-	printsForm  = regexp.MustCompile(`<!-- prints -->\n$`)
-	variesForm  = regexp.MustCompile(`<!-- varies: (.*) -->\n(?:<!-- \w+ -->\n)?$`)
+	notesForm   = regexp.MustCompile(`(?:<!-- .* -->\n)+$`) // before a console
+	noteForm    = regexp.MustCompile(`<!-- (\w+)(?:: (.*))? -->\n`)
 	commandForm = regexp.MustCompile(`(?m)^(?:\$ (.*)|(\^C))\n`)
 )
 
@@ -136,9 +136,20 @@ func parsePage(t *testing.T, name, page string) (blocks []any) {
 
 func parseConsole(t *testing.T, name, before, text string) console {
 	t.Helper()
-	c := console{stays: staysForm.MatchString(before), prints: printsForm.MatchString(before)}
-	if v := variesForm.FindStringSubmatch(before); v != nil {
-		c.varies = regexp.MustCompile(v[1])
+	var c console
+	for _, note := range noteForm.FindAllStringSubmatch(notesForm.FindString(before), -1) {
+		switch note[1] {
+		case "stays":
+			c.stays = true
+		case "prints":
+			c.prints = true
+		case "in":
+			c.in = note[2]
+		case "varies":
+			c.varies = regexp.MustCompile(note[2])
+		default:
+			require.Fail(t, "unknown note", "%s: %s", name, note[0])
+		}
 	}
 	commands := commandForm.FindAllStringSubmatchIndex(text, -1)
 	if c.prints {
@@ -246,9 +257,9 @@ func (r *reader) play(t *testing.T, c console) {
 		var got string
 		switch {
 		case c.prints:
-			got = r.read(t, want)
+			got = r.read(t, c.in, want)
 		case command == "^C":
-			got = r.interrupt(t)
+			got = r.interrupt(t, c.in)
 		case c.stays && i == len(c.lines)-1:
 			got = r.start(t, command, want)
 		default:
@@ -292,6 +303,7 @@ var downloads = regexp.MustCompile(`(?m)^go: downloading .*\n`)
 
 // process is a command that runs until it is interrupted.
 type process struct {
+	line string // the command as the page has it
 	cmd  *exec.Cmd
 	mu   sync.Mutex
 	out  bytes.Buffer
@@ -317,18 +329,26 @@ func (p *process) next() string {
 func (r *reader) start(t *testing.T, command, want string) string {
 	t.Helper()
 	argv := strings.Fields(command)
-	p := &process{cmd: exec.Command(filepath.Join(r.dir, argv[0]), argv[1:]...)}
+	p := &process{line: command, cmd: exec.Command(filepath.Join(r.dir, argv[0]), argv[1:]...)}
 	p.cmd.Dir, p.cmd.Env, p.cmd.Stdout, p.cmd.Stderr = r.dir, r.env, p, p
 	require.NoError(t, p.cmd.Start())
 	r.running = append(r.running, p)
-	return r.read(t, want)
+	return r.read(t, command, want)
 }
 
-// read returns the further output of the command that was started last, once that has as many lines as want.
-func (r *reader) read(t *testing.T, want string) (got string) {
+// runs returns the running commands that line names: all if it is empty.
+func (r *reader) runs(t *testing.T, line string) []*process {
 	t.Helper()
-	require.NotEmpty(t, r.running, "no command is running")
-	p := r.running[len(r.running)-1]
+	named := slices.DeleteFunc(slices.Clone(r.running), func(p *process) bool { return line != "" && p.line != line })
+	require.NotEmpty(t, named, "no such command is running: %s", line)
+	return named
+}
+
+// read returns the further output of a running command, the last one that line names, once that has as many lines as want.
+func (r *reader) read(t *testing.T, line, want string) (got string) {
+	t.Helper()
+	named := r.runs(t, line)
+	p := named[len(named)-1]
 	patience.Until(t, func() bool {
 		got += p.next()
 		return strings.Count(got, "\n") >= strings.Count(want, "\n")
@@ -336,11 +356,12 @@ func (r *reader) read(t *testing.T, want string) (got string) {
 	return got
 }
 
-// interrupt presses Ctrl-C in every terminal, and returns the remaining output. Every command must end without an error.
-func (r *reader) interrupt(t *testing.T) (got string) {
+// interrupt presses Ctrl-C in the terminals of the commands that line names, and returns their remaining output. Every
+// command must end without an error.
+func (r *reader) interrupt(t *testing.T, line string) (got string) {
 	t.Helper()
-	for ; len(r.running) > 0; r.running = r.running[1:] {
-		p := r.running[0]
+	for _, p := range r.runs(t, line) {
+		r.running = slices.DeleteFunc(r.running, func(other *process) bool { return other == p })
 		require.NoError(t, p.cmd.Process.Signal(os.Interrupt))
 		late := time.AfterFunc(patience.Limit(), func() { _ = p.cmd.Process.Kill() })
 		err := p.cmd.Wait()
