@@ -361,13 +361,13 @@ func (r *reader) read(t *testing.T, line, want string) (got string) {
 func (r *reader) interrupt(t *testing.T, line string) (got string) {
 	t.Helper()
 	for _, p := range r.runs(t, line) {
-		r.running = slices.DeleteFunc(r.running, func(other *process) bool { return other == p })
 		require.NoError(t, p.cmd.Process.Signal(os.Interrupt))
 		late := time.AfterFunc(patience.Limit(), func() { _ = p.cmd.Process.Kill() })
 		err := p.cmd.Wait()
 		late.Stop()
 		got += p.next()
 		require.NoError(t, err, got)
+		r.running = slices.DeleteFunc(r.running, func(other *process) bool { return other == p })
 	}
 	return canceled.ReplaceAllString(got, "")
 }
