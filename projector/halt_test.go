@@ -1,6 +1,7 @@
 package projector_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -94,7 +95,9 @@ func TestHaltEndsWhenTheMessageIsSkipped(t *testing.T) {
 				first := f.send(m)[0]
 				for range 2 { // halted twice
 					r := newRunner(t, db, projector.Subscribe(f, "review"), projector.RunnerConfig{}, p)
-					require.ErrorIs(t, r.Run(t.Context()), projector.ErrHalted)
+					ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+					require.ErrorIs(t, r.Run(ctx), projector.ErrHalted)
+					cancel()
 				}
 				require.True(t, isAcked(first))
 				require.Len(t, parked(t, db), 1)

@@ -69,4 +69,10 @@ var operations = []Mutant{
 		Edits: []Edit{{File: "admin/adminpage/filter.go", Old: "if len(given) > 0 && !slices.Equal(given, read[name]) {", New: "if false && !slices.Equal(given, read[name]) {"}},
 		Tests: []Test{{"./admin/adminpage", "TestFormsSelectWhatThePageListed"}},
 	},
+	{
+		Name:  "request_of_any_runner",
+		What:  "a runner takes a request that it can only fail: of another version of the read model, or about messages that it cannot apply",
+		Edits: []Edit{{File: "projector/requests.go", Old: "taken, err = by.can(limited, a)", New: "taken = true"}},
+		Tests: []Test{{"./projector", "TestARequestWaitsForAProgramOfTheLiveVersion"}, {"./projector", "TestADryRunWaitsForAProgramThatCan"}},
+	},
 }

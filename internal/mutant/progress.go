@@ -94,4 +94,22 @@ var progress = []Mutant{
 		Edits: []Edit{{File: "providers/postgres/parked.go", Old: "and generation <> all((select generations from c)::int[])", New: "and (select generations from c) is not null"}},
 		Tests: []Test{{"./providers/postgres", "TestConformance/Progress/Applied/markers_of_a_projector_with_a_checkpoint"}},
 	},
+	{
+		Name:  "lacking_passed",
+		What:  "a program passes the events of a handler that it does not have, and that no program has removed",
+		Edits: []Edit{{File: "projector/internal/follow/post.go", Old: "lacking: p.Handlers.Lacking(c.Handlers), ", New: ""}},
+		Tests: []Test{{"./projector", "TestAddedHandlerBeginsAtTheCheckpoint"}},
+	},
+	{
+		Name:  "removed_ignored",
+		What:  "a handler that a program has removed is taken for one that it lacks",
+		Edits: []Edit{{File: "projector/erase.go", Old: "Removed: p.removed(),", New: "Removed: p.removed()[:0],"}},
+		Tests: []Test{{"./projector", "TestAddedHandlerBeginsAtTheCheckpoint"}},
+	},
+	{
+		Name:  "earlier_names_ignored",
+		What:  "a handler is not known by the earlier names in the checkpoint",
+		Edits: []Edit{{File: "provider/progress.go", Old: " || slices.Contains(b.Was, h.Name)", New: ""}},
+		Tests: []Test{{"./projector", "TestAnOlderProgramKnowsARenamedHandler"}},
+	},
 }

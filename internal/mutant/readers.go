@@ -110,4 +110,34 @@ var readers = []Mutant{
 		Edits: []Edit{{File: "projector/internal/follow/page.go", Old: "\tr.Applier.BackOff(ctx) // the messages", New: "\t_ = 0 // the messages"}},
 		Tests: []Test{{"./projector", "TestAReaderOfTheLogWaits"}},
 	},
+	{
+		Name:  "readers_never_yield",
+		What:  "a reader does not leave its post to a program that can do more",
+		Edits: []Edit{{File: "projector/internal/follow/yield.go", Old: "if y.asked = now; h.Able(", New: "if y.asked = now; false && h.Able("}},
+		Tests: []Test{{"./projector", "TestTheProgramThatCanTakesOver/1_segments"}},
+	},
+	{
+		Name:  "segments_kept",
+		What:  "the readers of segments that leave take segments again at once",
+		Edits: []Edit{{File: "projector/internal/feed/segments.go", Old: "if s.yield.Left(now, h.Lease) &&", New: "if s.yield.Left(now, 0) &&"}},
+		Tests: []Test{{"./projector", "TestTheProgramThatCanTakesOver/4_segments"}},
+	},
+	{
+		Name:  "yields_to_one_that_lacks",
+		What:  "a reader leaves its post to a program that lacks something that its own program has",
+		Edits: []Edit{{File: "projector/internal/model/host.go", Old: `c.Meets(strings.Join(p.Has, "\n"))`, New: "c.Meets(strings.Clone(needs))"}},
+		Tests: []Test{{"./projector/internal/model", "TestAble/one_that_lacks_what_this_one_has"}},
+	},
+	{
+		Name:  "yields_again_and_again",
+		What:  "readers leave their posts more often than once per lease",
+		Edits: []Edit{{File: "projector/internal/follow/yield.go", Old: "now.Sub(y.at) < h.Lease {", New: "now.Before(y.at) {"}},
+		Tests: []Test{{"./projector/internal/follow", "TestReadersLeaveOncePerLease"}},
+	},
+	{
+		Name:  "wanted_looks_late",
+		What:  "a program that messages wait for asks for the lease no more often than others",
+		Edits: []Edit{{File: "projector/internal/feed/crew.go", Old: "if !g.IsLive() || h.Clock().Sub(time.Unix(0, c.wanted.Load())) < h.Lease {", New: "if !g.IsLive() {"}},
+		Tests: []Test{{"./projector", "TestAProgramThatIsWantedLooksAtTheLease"}},
+	},
 }

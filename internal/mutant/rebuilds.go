@@ -12,6 +12,37 @@ var rebuilds = []Mutant{
 		Tests: []Test{{"./projector", "TestAForgottenProjectorLeavesNothing/log"}},
 	},
 	{
+		Name: "forgets_in_use",
+		What: "a projector is forgotten although a runner of it is alive, or it is being verified or rebuilt",
+		Edits: []Edit{
+			{File: "projector/forget.go", Old: "if g := generation.Find(o.all, isRebuilt); g != nil {", New: "if g := generation.Find(o.all, isRebuilt); g == nil && o.all == nil {"},
+			{File: "projector/forget.go", Old: "if s.Serves(o.name) {", New: "if s.Serves(o.name) && s.ID == \"\" {"},
+			{File: "projector/forget.go", Old: "case rest != \"\" && rest[0] != '@' && rest[0] != '/':", New: "case rest != \"\\x00\":"},
+		},
+		Tests: []Test{
+			{"./projector", "TestForgetIsRefused/a_runner"}, {"./projector", "TestForgetIsRefused/a_reader"},
+			{"./projector", "TestForgetIsRefused/verified"}, {"./projector", "TestForgetIsRefused/rebuilt"},
+		},
+	},
+	{
+		Name:  "forgotten_unnoticed",
+		What:  "a runner goes on after its projector was forgotten",
+		Edits: []Edit{{File: "projector/internal/feed/all.go", Old: "if errors.Is(err, generation.ErrForgotten) {", New: "if errors.Is(err, generation.ErrForgotten) && ctx == nil {"}},
+		Tests: []Test{{"./projector", "TestARunnerOfAForgottenProjectorEnds/log"}},
+	},
+	{
+		Name:  "released_before_its_end",
+		What:  "the name of a projector can be used again before all of its rows are deleted",
+		Edits: []Edit{{File: "projector/forget.go", Old: "return !g.Cleared }); g != nil {", New: "return !g.Cleared }); g != nil && g.Build.Generation == 0 {"}},
+		Tests: []Test{{"./projector", "TestForgetIsContinued"}},
+	},
+	{
+		Name:  "released_without_tables",
+		What:  "the first program after a release does not create its tables",
+		Edits: []Edit{{File: "projector/internal/generation/generation.go", Old: "return g.Revision == 0 || g.Released", New: "return g.Revision == 0"}},
+		Tests: []Test{{"./projector/internal/plan", "TestPlans/it_creates_tables"}},
+	},
+	{
 		Name: "forgets_kept_tables",
 		What: "the tables of a forgotten projector that were kept are dropped by the next runner of that name",
 		Edits: []Edit{{

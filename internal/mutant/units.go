@@ -197,6 +197,39 @@ var units = []Mutant{
 		Tests: []Test{{"./providers/postgres", "TestConformance/Parking/Needs/a_need_behind_another_message"}},
 	},
 	{
+		Name:  "unable_counted",
+		What:  "a message that the program cannot apply has an attempt counted",
+		Edits: []Edit{{File: "projector/internal/model/message.go", Old: "m.Aside = &Aside{Cause: cause, Needs: needs}", New: "m.Aside = &Aside{Cause: cause, Needs: needs, Attempts: 1}"}},
+		Tests: []Test{{"./projector", "TestUnknownTypesWaitForAProgramThatKnowsThem/that_starts"}},
+	},
+	{
+		Name:  "need_of_a_part",
+		What:  "a message that was parked for handlers needs these only, and not the schema version of its event",
+		Edits: []Edit{{File: "projector/internal/model/message.go", Old: "	} else {\n		all = append(all, provider.NeedEvent(", New: "	} else if len(names) == 0 {\n		all = append(all, provider.NeedEvent("}},
+		Tests: []Test{{"./projector/internal/model", "TestNeeds/with_a_newer_schema_version"}},
+	},
+	{
+		Name:  "needs_met_by_none",
+		What:  "a program does not take the messages whose needs it has",
+		Edits: []Edit{{File: "projector/internal/feed/needs.go", Old: "		n.met = append(n.met, one)\n", New: ""}},
+		Tests: []Test{{"./projector", "TestUnknownTypesWaitForAProgramThatKnowsThem/that_starts"}},
+	},
+	{
+		Name:  "suspect_tried_by_the_unable",
+		What:  "a program tries a message that may have crashed a process although it cannot apply it, and others no longer run it alone",
+		Edits: []Edit{{File: "projector/internal/parked/parked.go", Old: "case unable && m.Parked.Code == model.CodeCrashed:", New: "case unable && m.Parked == nil:"}},
+		Tests: []Test{{"./projector", "TestASuspectIsLeftToAProgramThatIsAble"}},
+	},
+	{
+		Name: "halt_passes_the_unable",
+		What: "a message that the program cannot apply does not halt its runner",
+		Edits: []Edit{
+			{File: "projector/internal/apply/apply.go", Old: "(row.After < 0 || p.Class == provider.ClassUnable) &&", New: "row.After < 0 &&"},
+			{File: "projector/runner.go", Old: "lacks := f.Projector.Lacks(n.Needs); lacks != nil {", New: "lacks := f.Projector.Lacks(n.Needs); lacks == nil {"},
+		},
+		Tests: []Test{{"./projector", "TestHaltEndsWhenTheMessageIsSkipped/unregistered"}},
+	},
+	{
 		Name: "first_before_lock",
 		What: "a unit of a counted message reads which message is the first of the lane without waiting for the lane's lock",
 		Edits: []Edit{ // either lock alone would hide the loss of the other

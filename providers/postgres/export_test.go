@@ -40,6 +40,9 @@ const TaskCandidatesSQL = taskCandidatesSQL
 
 const OldestSince = oldestSince
 
+// StorableNeed and OriginalNeed are how a need is written and read.
+var StorableNeed, OriginalNeed = storableNeed, originalNeed
+
 // Migrations are those of this version.
 func Migrations() []string { return migrations }
 

@@ -2,13 +2,16 @@ package postgres_test
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
@@ -157,7 +160,7 @@ func TestAForeignNeedHidesNoMessage(t *testing.T) {
 	db := postgrestest.OpenBusy(t, nil)
 	execAll(t, db, `
 		create table rows as select row_number() over () as n, class, needs, state, due_at
-		from unnest(array['unable', 'unknown', 'held', 'x']) class, unnest(array['', 'event t 1', repeat('x', 2000), E'\x01<script>\n', U&'\FFFD' || 'AA==']) needs,
+		from unnest(array['unable', 'unknown', 'held', 'x']) class, unnest(array['', 'event t 1', repeat('x', 2000), E'\x01<script>\n', U&'\FFFD' || 'AA']) needs,
 			unnest(array['waiting', 'stuck']) state, unnest('{2000-01-01,9999-12-30 00:00Z}'::timestamptz[]) due_at
 		where due_at < now() or class = 'unable' and needs <> '' and state = 'waiting'`,
 		`insert into kinora.parked (projector, generation, handler, handlers, message_id, marker_id, topic, key, lane, type, payload, headers, class, needs, code, attempts, version, state)
@@ -186,6 +189,24 @@ func TestAForeignNeedHidesNoMessage(t *testing.T) {
 		}
 	}
 	require.ElementsMatch(t, waiting, ids(needs))
+}
+
+// Each need is stored as a text of its own, and each text that another hand writes is a need of its own.
+// Promise: G1.16
+func TestEveryTextIsANeed(t *testing.T) {
+	t.Parallel()
+	texts := []string{"", "event t 1", "a\uFFFD", "\uFFFD", "\uFFFDx", "\uFFFDAA", "\uFFFDAA==", "\uFFFDAB==", "\uFFFDA\nA==", "\uFFFDeA==", "\uFFFD\uFFFDAA=="}
+	for _, text := range texts {
+		texts = append(texts, "\uFFFD"+base64.StdEncoding.EncodeToString([]byte(text)))
+	}
+	for _, text := range texts {
+		require.Equal(t, text, postgres.StorableNeed(postgres.OriginalNeed(text)), "%q", text)
+	}
+	for _, need := range append(texts, "\x00", "event t \x00", "\xff", "\uFFFD\xff") {
+		stored := postgres.StorableNeed(need)
+		require.True(t, utf8.ValidString(stored) && !strings.Contains(stored, "\x00"), "%q", need)
+		require.Equal(t, need, postgres.OriginalNeed(stored), "%q", need)
+	}
 }
 
 // A task that another program added under an id that no API accepts is renewed and changed as others are: it would take the

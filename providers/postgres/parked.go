@@ -39,6 +39,23 @@ func original(s string) string {
 	return s
 }
 
+// storableNeed is storable for a need. The texts of other hands are needs too: each text is stored for one need, and each
+// need as one text, so that Due finds what Needs has returned.
+func storableNeed(s string) string {
+	if utf8.ValidString(s) && !strings.Contains(s, "\x00") && originalNeed(s) == s {
+		return s
+	}
+	return encoded + base64.StdEncoding.EncodeToString([]byte(s))
+}
+
+// originalNeed is the inverse of storableNeed.
+func originalNeed(s string) string {
+	if need := original(s); need != s && storableNeed(need) == s {
+		return need
+	}
+	return s
+}
+
 // inHeaders applies to to each name and value.
 func inHeaders(h map[string]string, to func(string) string) map[string]string {
 	changed := make(map[string]string, len(h))
@@ -129,7 +146,7 @@ func (db *Provider) Due(ctx context.Context, f provider.DueFilter) ([]provider.P
 		sql, args = dueAbleSQL, append(args,
 			mapSlice(f.Needs, func(n *provider.Need) string { return n.Projector }),
 			mapSlice(f.Needs, func(n *provider.Need) int { return n.Number() }),
-			mapSlice(f.Needs, func(n *provider.Need) string { return storable(n.Needs) }))
+			mapSlice(f.Needs, func(n *provider.Need) string { return storableNeed(n.Needs) }))
 	}
 	list, err := read(ctx, db, "list due messages", provider.CheckDueFilter(f), scanParked, sql, args...)
 	return list, classifyOwn(ctx, err)
@@ -164,7 +181,7 @@ func (db *Provider) Needs(ctx context.Context, after []provider.Need) ([]provide
 	all, err := read(ctx, db, "list needs", provider.CheckNeeds(after), into(columns), needsSQL, planned,
 		projectors, generations, provider.MaxNeeds, past)
 	for i := range all {
-		all[i].Needs = original(all[i].Needs)
+		all[i].Needs = originalNeed(all[i].Needs)
 	}
 	return all, classifyOwn(ctx, err)
 }
@@ -265,10 +282,10 @@ func scanParked(row pgx.CollectableRow) (provider.Parked, error) {
 	var class, state string
 	err := row.Scan(&p.Seq, &p.Projector, &p.Generation, &p.Handler, &p.Handlers, &p.MessageID, &p.Topic, &p.Key, &p.Lane, &p.Type, &p.Payload, &p.Headers,
 		&class, &p.Needs, &p.Code, &p.Error, &p.Attempts, &p.Version, &p.At, &state, &p.ResolvedAt, &p.By, &p.Reason, &p.DueAt)
-	for _, text := range []*string{&p.Handler, &p.MessageID, &p.Topic, &p.Key, &p.Type, &p.Needs, &p.Code, &p.Error, &p.Version, &p.By, &p.Reason} {
+	for _, text := range []*string{&p.Handler, &p.MessageID, &p.Topic, &p.Key, &p.Type, &p.Code, &p.Error, &p.Version, &p.By, &p.Reason} {
 		*text = original(*text)
 	}
-	p.Headers = inHeaders(p.Headers, original)
+	p.Needs, p.Headers = originalNeed(p.Needs), inHeaders(p.Headers, original)
 	p.Class, p.State = provider.ParseClass(class), provider.ParseParkedState(state)
 	p.At, p.ResolvedAt, p.DueAt = p.At.UTC(), p.ResolvedAt.UTC(), p.DueAt.UTC()
 	return p, err
@@ -542,7 +559,7 @@ func (w *unit) rows(asides []provider.Aside) string {
 			"message_id": storable(p.MessageID), "marker_id": markerID(p.MessageID),
 			"topic": storable(p.Topic), "key": storable(p.Key), "lane": fmt.Sprintf(`\x%x`, p.Lane), "type": storable(p.Type),
 			"payload": fmt.Sprintf(`\x%x`, p.Payload), "headers": inHeaders(p.Headers, storable),
-			"class": p.Class.String(), "needs": storable(p.Needs), "code": storable(p.Code), "error": storable(p.Error), "attempts": p.Attempts, "version": storable(p.Version),
+			"class": p.Class.String(), "needs": storableNeed(p.Needs), "code": storable(p.Code), "error": storable(p.Error), "attempts": p.Attempts, "version": storable(p.Version),
 			"state": state.String(), "after": a.After,
 		}
 		if w.IsReplay() {

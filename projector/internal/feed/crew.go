@@ -35,7 +35,7 @@ type crew struct {
 	yield    follow.Yield
 	wanted   atomic.Int64  // when messages were seen last that waited for this program, in nanoseconds
 	resplit  pauses.Signal // the segments have changed
-	assigned pauses.Signal // the crew feeds another generation
+	assigned pauses.Signal // the crew feeds another generation, or messages wait for this program
 	stop     func()        // returns when its goroutines have ended
 }
 
@@ -131,7 +131,7 @@ func (c *crew) read(ctx, hard context.Context) {
 			if !g.IsLive() || h.Clock().Sub(time.Unix(0, c.wanted.Load())) < h.Lease {
 				pause = min(followFast, pause)
 			}
-			model.Wait(ctx, pause)
+			pauses.Wait(ctx, pause, c.assigned)
 		}
 	}
 }

@@ -57,6 +57,7 @@ func (n *needs) of(ctx context.Context, h *model.Host, crews []*crew, builds []p
 		}
 		n.met = append(n.met, one)
 		crews[i].wanted.Store(now.UnixNano())
+		crews[i].assigned.Send()
 	}
 	return n.met, nil
 }
