@@ -200,7 +200,7 @@ var units = []Mutant{
 		Name:  "unable_counted",
 		What:  "a message that the program cannot apply has an attempt counted",
 		Edits: []Edit{{File: "projector/internal/model/message.go", Old: "m.Aside = &Aside{Cause: cause, Needs: needs}", New: "m.Aside = &Aside{Cause: cause, Needs: needs, Attempts: 1}"}},
-		Tests: []Test{{"./projector", "TestUnknownTypesWaitForAProgramThatKnowsThem/that_starts"}},
+		Tests: []Test{{"./projector/internal/model", "TestNeeds/an_unknown_type"}},
 	},
 	{
 		Name:  "need_of_a_part",
