@@ -101,3 +101,17 @@ func TestRunnerWarnsOfWhatItLacks(t *testing.T) {
 		require.NotContains(t, warnings(t, db, src, knowing(2, 3, opts)), warning)
 	})
 }
+
+// What messages need that no program has is logged once a minute.
+func TestRunnerWarnsOfWhatMessagesNeed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f, out := newDB(t), make(subscription), &logs{}
+		stop := run(t, db, f, projector.RunnerConfig{Logger: out.logger()}, older())
+		f.deliver(t, keyed("k", 1), keyed("l", 1))
+		time.Sleep(150 * time.Second)
+		require.NoError(t, stop())
+		const warning = `level=WARN msg="messages wait for a program that has what they need" projector=p generation=1 needs="[event posted 1]"`
+		require.Equal(t, 3, strings.Count(out.String(), warning), "%s", out)
+	})
+}

@@ -97,4 +97,10 @@ var observers = []Mutant{
 		Edits: []Edit{{File: "telemetry/otel/watch.go", Old: "	w.values = nil\n", New: ""}},
 		Tests: []Test{{"./telemetry/otel", "TestWatchQueriesSeldomAndShowsNoOldValues"}},
 	},
+	{
+		Name:  "lack_unsaid",
+		What:  "a program that starts does not warn of what its read model has seen and it lacks",
+		Edits: []Edit{{File: "projector/runner.go", Old: "if slices.Sort(lacks); len(lacks) > 0 {", New: "if slices.Sort(lacks); lacks == nil && len(lacks) > 0 {"}},
+		Tests: []Test{{"./projector", "TestRunnerWarnsOfWhatItLacks"}},
+	},
 }

@@ -203,6 +203,12 @@ var units = []Mutant{
 		Tests: []Test{{"./projector/internal/model", "TestNeeds/an_unknown_type"}},
 	},
 	{
+		Name:  "attempts_begin_again",
+		What:  "the attempts at a message that has waited for a program begin again",
+		Edits: []Edit{{File: "projector/internal/apply/apply.go", Old: "attempts += m.Parked.Attempts", New: "attempts = max(attempts, 1)"}},
+		Tests: []Test{{"./projector", "TestAttemptsAreCountedBesideAnOlderProgram"}},
+	},
+	{
 		Name:  "need_of_a_part",
 		What:  "a message that was parked for handlers needs these only, and not the schema version of its event",
 		Edits: []Edit{{File: "projector/internal/model/message.go", Old: "	} else {\n		all = append(all, provider.NeedEvent(", New: "	} else if len(names) == 0 {\n		all = append(all, provider.NeedEvent("}},
