@@ -209,6 +209,31 @@ func TestAttemptsAreCountedBesideAnOlderProgram(t *testing.T) {
 	})
 }
 
+// The same if the older program runs alone in between.
+// Promise: G6.9
+func TestAttemptsGoOnAfterAnOlderProgram(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f, tries := newDB(t), make(subscription), 0
+		fails := define(delivered, func(context.Context, txn, eventstore.Event[posted]) error {
+			tries++
+			return errNo
+		})
+		stop := run(t, db, f, projector.RunnerConfig{}, fails)
+		f.deliver(t, keyed("k", 1))
+		require.NoError(t, stop())
+		stop = run(t, db, make(subscription), projector.RunnerConfig{}, projector.Define("p", types, delivered, projector.On("other", note("other"))))
+		time.Sleep(time.Minute)
+		require.NoError(t, stop())
+		require.Equal(t, []string{"k-1 waiting unable no_handler 1"}, rows(parked(t, db)))
+		stop = run(t, db, make(subscription), projector.RunnerConfig{}, fails)
+		time.Sleep(time.Hour)
+		require.NoError(t, stop())
+		require.Equal(t, 5, tries)
+		require.Equal(t, []string{"k-1 stuck unknown 5"}, rows(parked(t, db)))
+	})
+}
+
 // A message that may have crashed a process is tried alone, by a program that is able to apply it. One that is not leaves it
 // as it is: it would take away what makes others careful.
 // Promise: G6.11

@@ -206,7 +206,7 @@ var units = []Mutant{
 		Name:  "attempts_begin_again",
 		What:  "the attempts at a message that has waited for a program begin again",
 		Edits: []Edit{{File: "projector/internal/apply/apply.go", Old: "attempts += m.Parked.Attempts", New: "attempts = max(attempts, 1)"}},
-		Tests: []Test{{"./projector", "TestAttemptsAreCountedBesideAnOlderProgram"}},
+		Tests: []Test{{"./projector", "TestAttemptsGoOnAfterAnOlderProgram"}},
 	},
 	{
 		Name:  "need_of_a_part",
