@@ -60,16 +60,17 @@ func runSchema(r *run) {
 	}
 	w := r.watchProgress(2)
 	r.prove(func() {
+		w.fed.Store(false)
 		stop := r.flow()
 		if !r.has("migrated") {
 			r.restarts("old")
 			r.migrateUnderLoad()
 		}
 		r.restarts("new")
+		w.fed.Store(true) // the readers let commands flow too
 		stop()
 		r.waitDrained(20 * lease)
 	})
-	w.fed.Store(true)
 	r.awaitRead(w)
 	for _, p := range r.all {
 		p.stop()
