@@ -217,7 +217,7 @@ func (f *Facts) findUndefined(l provider.DiagnosisLimits) (found []provider.Find
 			one.Facts = append(one.Facts, facts("workers of other kinds", fmt.Sprint(n))...)
 			one.Remedy = []string{
 				"deploy a worker that defines " + d.Kind + "; if the kind was renamed, add the old name with Was",
-				"if its tasks are not needed any more, let its handler return task.GiveUp",
+				"if its tasks are not needed any more, cancel them while a worker still defines the kind",
 				"kinora tasks ls --kind " + d.Kind,
 			}
 		}

@@ -79,14 +79,13 @@ func ExampleOnEmit() {
 	// Output: shop-1 thank you
 }
 
-// The handler was "sold", and its projector "sales". Messages that it applied under these names
-// are not applied again.
+// The handler was "sold", and its projector "sales". Messages of the broker that it applied under these names are not applied again.
 func ExampleHandler_Was() {
 	count := func(_ context.Context, tx *memory.Model, e eventstore.Event[Sold]) error {
 		tx.Put("sold", e.ID, e.Data.Cents)
 		return nil
 	}
-	turnover := projector.Define("turnover", shopTypes, projector.Options{Markers: true},
+	turnover := projector.Define("turnover", shopTypes, projector.Options{Markers: true, BrokerOnly: true},
 		projector.On("amount", count).Was("sold", "sales/sold"))
 	fmt.Println(turnover.Name(), turnover.Handlers())
 
