@@ -12,6 +12,8 @@ const (
 	brokerName    = "broker"
 	orderedName   = "ordered"
 	tenthName     = "tenth"
+	formerName    = "former"
+	renamedName   = "renamed"
 )
 
 // arm is a projector with tables of its own.
@@ -33,11 +35,14 @@ var armKinds = map[string]arm{
 	unorderedName: {name: unorderedName, prefix: "unordered_", opts: projector.Options{Markers: true}, misorders: true},
 	brokerName:    {name: brokerName, prefix: "broker_", opts: projector.Options{Markers: true, BrokerOnly: true}, loses: true, misorders: true},
 	tenthName:     {name: tenthName, prefix: "tenth_", opts: projector.Options{Markers: true}},
+	// One projector, before and after it was renamed: see renaming.
+	formerName:  {name: formerName, prefix: "former_", opts: projector.Options{Markers: true, BrokerOnly: true}},
+	renamedName: {name: renamedName, prefix: "former_", opts: projector.Options{Markers: true, BrokerOnly: true}},
 }
 
 // armNumber is the index of an arm's words in a status.
 func armNumber(name string) int {
-	return slices.Index([]string{exactName, unorderedName, unheardName, brokerName, tenthName, controlName}, name)
+	return slices.Index([]string{exactName, unorderedName, unheardName, brokerName, tenthName, controlName, formerName, renamedName}, name)
 }
 
 // completed implements projector.RunnerObserver.Completed.

@@ -90,23 +90,23 @@ func (w *work) version() int {
 func builtOf[Tx any](w *work, name string, exec execFunc[Tx]) *projector.Projector[Tx] {
 	version, sums, lists := w.version(), name+"_sums", name+"_lists"
 	opts := projector.Options{Markers: true, Version: version, RebuildOnChange: projector.BlueGreen, Tables: []string{sums, lists}}
-	return projector.Define(name, types, opts,
+	apply := func(ctx context.Context, tx Tx, e eventstore.Event[moved]) ([]outbox.Message, error) {
+		if !projector.Replaying(ctx) {
+			if err := exec(ctx, tx, `insert into calls values ($1, $2, $3)`, name, e.Data.Stream, e.Data.N); err != nil {
+				return nil, err
+			}
+			crash.Point(betweenStatements)
+		}
+		return nil, exec(ctx, tx, fmt.Sprintf(builtSQL, projector.Table(ctx, sums), projector.Table(ctx, lists)),
+			e.Data.Stream, e.Data.N+(version-1)*versionStep, e.Data.Amount*int64(version))
+	}
+	return defined(w, name, opts, apply,
 		projector.OnCreate(func(ctx context.Context, tx Tx) error {
 			if err := exec(ctx, tx, fmt.Sprintf(createSums, projector.Table(ctx, sums))); err != nil {
 				return err
 			}
 			crash.Point(betweenStatements)
 			return exec(ctx, tx, fmt.Sprintf(createLists, projector.Table(ctx, lists)))
-		}),
-		projector.OnEmit(movedAs, func(ctx context.Context, tx Tx, e eventstore.Event[moved]) ([]outbox.Message, error) {
-			if !projector.Replaying(ctx) {
-				if err := exec(ctx, tx, `insert into calls values ($1, $2, $3)`, name, e.Data.Stream, e.Data.N); err != nil {
-					return nil, err
-				}
-				crash.Point(betweenStatements)
-			}
-			return nil, exec(ctx, tx, fmt.Sprintf(builtSQL, projector.Table(ctx, sums), projector.Table(ctx, lists)),
-				e.Data.Stream, e.Data.N+(version-1)*versionStep, e.Data.Amount*int64(version))
 		}))
 }
 

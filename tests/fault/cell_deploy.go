@@ -2,26 +2,35 @@ package main
 
 import (
 	"fmt"
-	"maps"
 	"strconv"
 	"strings"
 	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/kinora-go/kinora/internal/redistest"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/providers/postgres"
+	"github.com/kinora-go/kinora/task"
 )
 
 var deployCell = &cell{
 	// Promise: G6.9, G7.10
 	name: "deploy", number: 44,
-	summary: "an old and a new program side by side, rolled forward and back under load and kill -9: a new schema version, type, handler and kind of tasks, a handler renamed and one removed; over the log, segments, a broker and tasks",
+	summary: "an old and a new program side by side, rolled forward and back under load and kill -9: a new schema version, type, handler, kind of tasks and version of a read model, a handler and a projector renamed, a handler removed; over the log, segments, a broker, Redis and tasks",
 	full:    4 * time.Minute, short: 2 * time.Second, alone: true,
-	requires: []string{"forward", "back", "side_by_side", "unable", "kill_consumer", "tasks_of_later"}, run: runDeploy,
+	requires: []string{"forward", "back", "side_by_side", "unable", "kill_consumer", "tasks_of_later", "promoted"}, run: runDeploy,
 }
 
 // Numbers of the cell.
 const (
-	deployRounds   = 10 // of a full run: forward and back
-	deploySegments = 4
-	deployRate     = 300 // commands a second
-	deployTasks    = 20  // of each kind in a step
+	deployRounds    = 10 // of a full run: forward and back
+	deployReplicas  = 2  // processes of each role
+	deploySegments  = 4
+	deployReaders   = 2   // projectors of a reader: one of them with segments
+	deployRate      = 300 // commands a second
+	deployRateShort = 100
+	deployTasks     = 20 // of each kind in a step
 )
 
 // Limits of the lag at the 99th percentile, while a program that is able is alive.
@@ -33,54 +42,29 @@ const (
 // deployment is what the cell knows of its processes.
 type deployment struct {
 	*run
-	consumers []*process
+	consumers [][]*process // by role; each has replicas
 	producer  *process
+	client    *goredis.Client // nil: Redis is skipped
+	outside   *outside
 	tasks     int
-	quiet     []string // windows in which both versions ran, and no process had been killed or replaced before, for SQL
-	killed    []string // windows after kills
+	quiet     []string // ranges of time for SQL: events recorded then were applied while both releases ran undisturbed
+	killed    []string // events recorded then were applied after a kill
 }
 
 func runDeploy(r *run) {
-	r.server(brokerConfig{Duplicate: 0.02}, idleLimit)
-	r.readerTables(2)
-	_, err := r.pool.Exec(r.suite.ctx, `create table lags (projector text not null, at timestamptz not null, ms bigint not null)`)
-	r.must(err)
-	o := r.systems()
 	d := &deployment{run: r}
-	d.producer = r.child(producing, func(s *settings) {
-		s.Rate, s.Streams, s.Hot, s.Length, s.More = deployRate, 200, 0, 50, map[string]string{"version": earlier}
-	})
-	r.child(relaying, nil)
-	for range 2 {
-		d.consumers = append(d.consumers, r.child(reading, func(s *settings) {
-			s.More = map[string]string{"version": earlier, "projectors": "2", "segments": strconv.Itoa(deploySegments), "segmentsOf": "1"}
-		}))
-		d.consumers = append(d.consumers, r.child(running, func(s *settings) {
-			s.Control, s.More = false, map[string]string{"version": earlier, "log": "yes"}
-		}))
-		d.consumers = append(d.consumers, r.worker(o, "deploy", func(s *settings) { s.More["version"] = earlier }))
-	}
-	for _, p := range r.all {
-		p.awaitReady()
-	}
-	w := r.watchProgress(2)
+	d.start()
 	r.gauge("unable", func() int { return r.heldAgainst("unable") })
 	r.prove(func() {
 		stop := r.flow()
-		for round := range r.part(r.rounds()) {
-			d.forward(round > 0 || r.has("forward"))
+		defer stop()
+		for range r.part(r.rounds()) {
+			d.forward()
 			d.back()
 		}
-		stop()
 	})
-	for _, p := range append(d.consumers, d.producer) {
-		d.to(p, later)
-	}
-	w.fed.Store(true)
-	r.awaitRead(w)
-	r.waitDrained(10 * lease)
-	r.awaitEnded()
-	d.judge(o)
+	d.settle()
+	d.judge()
 }
 
 func (r *run) rounds() int {
@@ -90,83 +74,135 @@ func (r *run) rounds() int {
 	return deployRounds
 }
 
-// forward deploys the later program, process by process. The first time the consumers come before the producer: a handler
-// begins to take events when it is there.
-func (d *deployment) forward(known bool) {
-	all := append([]*process{d.producer}, d.shuffled()...)
-	if !known {
-		all = append(all[1:], all[0])
+// start starts the servers, and all processes with the earlier release.
+func (d *deployment) start() {
+	d.server(brokerConfig{Duplicate: 0.02}, idleLimit)
+	d.readerTables(deployReaders)
+	d.addArms(formerName)
+	d.arms = nil // judge has its verdict
+	_, err := d.pool.Exec(d.suite.ctx, callsTable+`; create table lags (projector text not null, at timestamptz not null, ms bigint not null)`)
+	d.must(err)
+	d.outside = d.systems()
+	of := map[string]string{"projectors": strconv.Itoa(deployReaders), "segments": strconv.Itoa(deploySegments), "segmentsOf": "1"}
+	if !skipsRedis() {
+		server, err := redistest.Start("--save", "", "--appendonly", "no")
+		d.must(err)
+		d.last = append(d.last, server.Stop)
+		o, err := goredis.ParseURL(server.URL)
+		d.must(err)
+		d.client, of["redis"] = goredis.NewClient(o), server.URL
+		d.cleanup = append(d.cleanup, func() { _ = d.client.Close() })
 	}
-	d.producer.More = maps.Clone(d.producer.More)
+	roles := map[role]map[string]string{
+		reading: of, running: {"log": "yes"}, laboring: {"program": "deploy", "outside": d.outside.url}, building: {"built": readName},
+	}
+	begin := func(as role) *process {
+		return d.child(as, func(s *settings) {
+			s.Control, s.Streams, s.Hot, s.Length, s.More = false, 200, 0, 50, roles[as]
+			if s.Rate = deployRate; d.suite.short {
+				s.Rate = deployRateShort
+			}
+			s.setRelease(earlier)
+		})
+	}
+	d.producer = begin(producing)
+	d.child(relaying, nil)
+	for _, as := range []role{reading, running, laboring, building} {
+		var replicas []*process
+		for range deployReplicas {
+			replicas = append(replicas, begin(as))
+		}
+		d.consumers = append(d.consumers, replicas)
+	}
+	for _, p := range d.all {
+		p.awaitReady()
+	}
+}
+
+// forward deploys the later release, process by process. The first time the producer is the last: a handler begins to take
+// events when it is there. Later it is the first, so that no program is able to apply what it appends.
+func (d *deployment) forward() {
 	d.producer.More["shifts"] = "yes"
-	d.roll(all, later)
+	known := d.has("forward")
+	if known {
+		d.to(d.producer, later)
+	}
+	d.roll(later)
+	if !known {
+		d.to(d.producer, later)
+	}
+	d.promote(2)
 	d.inject("forward", 1)
 }
 
-// back deploys the earlier program again. While none of the later programs runs, what only they can apply waits.
+// back deploys the earlier release again. While none of the later processes runs, what only they can apply waits.
 func (d *deployment) back() {
-	d.roll(append(d.shuffled(), d.producer), earlier)
+	d.roll(earlier)
+	d.promote(1)
+	d.to(d.producer, earlier)
 	d.inject("back", 1)
 }
 
-func (d *deployment) shuffled() []*process {
-	all := append([]*process(nil), d.consumers...)
-	for i := range all {
-		j := i + d.intn(len(all)-i)
-		all[i], all[j] = all[j], all[i]
+// promote makes a generation of the read model live, if it is not: the first time, the later release builds it.
+func (d *deployment) promote(number int) {
+	d.await("the generation of the later release", func() bool { return len(d.fed(readName)) == 2 })
+	if d.generation(readName, number).State == "standby" {
+		d.run.promote("promoted_ms", readName, number, d.suite.patience())
+		d.inject("promoted", 1)
 	}
-	return all
 }
 
-// roll replaces processes, and kills some. In the middle of it, both versions of each consumer run.
-func (d *deployment) roll(all []*process, version string) {
-	for _, p := range all {
-		d.to(p, version)
-		d.add()
-		if d.intn(3) == 0 {
-			d.kill(d.consumers[d.intn(len(d.consumers))])
+// roll replaces one process of each role, lets both releases run side by side, and replaces the others.
+func (d *deployment) roll(release string) {
+	for i := range deployReplicas {
+		for j := range d.consumers { // in any order
+			k := j + d.intn(len(d.consumers)-j)
+			d.consumers[j], d.consumers[k] = d.consumers[k], d.consumers[j]
+			d.to(d.consumers[j][i], release)
+			d.add()
+			if d.intn(3) == 0 {
+				d.kill()
+			}
+			d.sleep(d.between(50*time.Millisecond, 300*time.Millisecond))
 		}
-		d.sleep(d.between(50*time.Millisecond, 300*time.Millisecond))
-		if d.isMixed() {
+		if i == 0 {
 			d.sideBySide()
 		}
 	}
 }
 
-// to makes a process one of a version.
-func (d *deployment) to(p *process, version string) {
+// to makes a process one of a release.
+func (d *deployment) to(p *process, release string) {
 	p.stop()
-	p.More = maps.Clone(p.More)
-	p.More["version"] = version
+	p.setRelease(release)
 	d.must(p.begin())
 	p.awaitReady()
 }
 
-func (d *deployment) kill(p *process) {
-	begin := time.Now()
+// kill kills a process of any role.
+func (d *deployment) kill() {
+	replicas := d.consumers[d.intn(len(d.consumers))]
+	p := replicas[d.intn(len(replicas))]
 	p.restart()
 	d.inject("kill_consumer", 1)
 	p.awaitReady()
-	d.killed = append(d.killed, window(begin, time.Now().Add(lease)))
 }
 
-// isMixed reports whether one of the two consumers of each role has the later program, and the other one has not.
-func (d *deployment) isMixed() bool {
-	of := map[role]int{}
-	for _, p := range d.consumers {
-		if p.More["version"] == later {
-			of[p.Role]++
-		}
-	}
-	return of[reading] == 1 && of[running] == 1 && of[laboring] == 1
-}
-
-// sideBySide lets both versions run undisturbed.
+// sideBySide lets both releases run, first undisturbed, and then after a kill.
 func (d *deployment) sideBySide() {
-	d.sleep(lease + lagBound) // after the last process that was replaced
+	rest := lease
+	if d.suite.short {
+		rest = lease / 2
+	}
+	d.sleep(2 * rest) // after the last process that was replaced
 	begin := time.Now()
-	d.sleep(2 * lease)
+	d.sleep(rest)
 	d.quiet = append(d.quiet, window(begin, time.Now()))
+	d.sleep(rest)
+	begin = time.Now()
+	d.kill()
+	d.killed = append(d.killed, window(begin, begin.Add(lease)))
+	d.sleep(2 * rest)
 	d.inject("side_by_side", 1)
 }
 
@@ -175,50 +211,125 @@ func window(from, to time.Time) string {
 	return fmt.Sprintf("tstzrange('%s', '%s')", from.UTC().Format(time.RFC3339Nano), to.UTC().Format(time.RFC3339Nano))
 }
 
-// add adds tasks of the kinds that the producer's version has.
+// add adds tasks of the kinds that the producer's release has.
 func (d *deployment) add() {
 	kinds := []string{"always"}
-	if d.producer.More["version"] == later {
+	if d.producer.More["release"] == later {
 		kinds = append(kinds, "later")
 		d.inject("tasks_of_later", deployTasks)
 	}
+	var drafts []task.Draft
 	for range deployTasks {
 		for _, kind := range kinds {
-			d.enqueue(taskDraft("deploy/"+kind, deployID(kind, d.tasks), ""))
+			drafts = append(drafts, taskDraft("deploy/"+kind, deployID(kind, d.tasks), ""))
 			d.tasks++
 		}
 	}
+	d.enqueue(drafts...)
+}
+
+// settle deploys the later release for good, and waits until everything is applied.
+func (d *deployment) settle() {
+	// The later release does not have the projector "former".
+	d.await("what is parked by a projector that is renamed", func() bool {
+		return d.countOf(`select count(*) from kinora.parked where projector = $1`, formerName) == 0
+	})
+	for _, replicas := range d.consumers {
+		for _, p := range replicas {
+			d.to(p, later)
+		}
+	}
+	d.to(d.producer, later)
+	d.promote(2)
+	d.drop()
+	d.waitDrained(10 * lease)
+	d.awaitApplied(readName)
+	all := d.countOf(`select count(*) from kinora.events`)
+	for i := range deployReaders {
+		d.await(readerName(i), func() bool {
+			return d.countOf(`select coalesce(sum(cardinality(items)), 0) from `+readerPrefix(i)+`lists`) >= all
+		})
+	}
+	if d.client != nil {
+		d.await(redisName, func() bool {
+			n, err := countRedis(d.suite.ctx, d.client, redisName)
+			return err == nil && n >= all
+		})
+	}
+	d.awaitEnded()
+}
+
+// drop drops the generation of the earlier release, with what it waits for. Its lists have no holes.
+func (d *deployment) drop() {
+	if n := d.countOf(`select count(*) from logged_lists_g1 where items <> (select array_agg(i) from generate_series(1, cardinality(items)) i)`); n > 0 {
+		d.fail("lost 0, doubled 0, phantom 0, misordered %d: the generation of the earlier release has lists with holes", n)
+	}
+	db, err := postgres.New(d.pool, nil)
+	d.must(err)
+	defer db.Close()
+	d.must(projector.Control(d.suite.ctx, db, readName, 1, projector.Drop, bySuite))
+	d.to(d.of(building)[0], later) // a runner that starts deletes its rows
+	d.await("the rows of a dropped generation to be deleted", func() bool {
+		return d.countOf(`select count(*) from kinora.parked where projector = $1 and generation = 1`, readName) == 0
+	})
 }
 
 // judge compares all read models with the ledger, and the tasks with the calls of the system outside.
-func (d *deployment) judge(o *outside) {
-	r := d.run
-	for _, p := range r.all {
+func (d *deployment) judge() {
+	for _, p := range d.all {
 		p.stop()
 	}
 	var v verdict
-	_, h := r.judgeAppends(&v)
-	r.judgeProjectors(2, false, h, &v)
-	if n := r.countOf(`select count(*) from kinora.task_trail where what = 'abandoned'`); n > 0 {
-		r.fail("%d tasks were abandoned", n)
+	_, h := d.judgeAppends(&v)
+	if d.client != nil {
+		m, err := readRedis(d.suite.ctx, d.client, redisName)
+		d.must(err)
+		var one verdict
+		judgeModel(h, m, &one)
+		v.merge(redisName, &one)
 	}
-	o.mu.Lock()
-	for id, t := range r.taskRows() {
-		if t.Status != "done" || o.done[id] != 1 {
-			r.fail("task %s is %s, and was called %d times", id, t.Status, o.done[id])
+	g := d.generation(readName, 2)
+	m, wrong, err := readBuilt(d.suite.ctx, d.pool, readName, g)
+	d.must(err)
+	var one verdict
+	judgeModel(h, m, &one)
+	for _, stream := range wrong {
+		one.find(&one.Phantom, stream, "an item of another version than %d", g.Version)
+	}
+	v.merge(readName, &one)
+	d.judgeCalls(readName, h, &v)
+	// What one of two names has parked comes later, so that there is no order.
+	one = d.verdictOf(armKinds[formerName], h)
+	d.inject("renamed_misordered", one.Misordered)
+	if one.Misordered = 0; !one.ok() {
+		v.merge(formerName, &one)
+	}
+	d.judgeProjectors(deployReaders, false, h, &v)
+	d.judgeTasks()
+	d.lagWithin("lag_p99_ms", d.quiet, lagBound)
+	d.lagWithin("lag_after_kill_p99_ms", d.killed, lagAfterKill)
+	d.run.judge()
+}
+
+func (d *deployment) judgeTasks() {
+	if n := d.countOf(`select count(*) from kinora.task_trail where what = 'abandoned'`); n > 0 {
+		d.fail("%d tasks were abandoned", n)
+	}
+	rows := d.taskRows()
+	d.outside.mu.Lock()
+	defer d.outside.mu.Unlock()
+	for id, t := range rows {
+		if t.Status != "done" || d.outside.done[id] == 0 {
+			d.fail("task %s is %s, and was called %d times", id, t.Status, d.outside.done[id])
 		}
 	}
-	o.mu.Unlock()
-	r.lagWithin("lag_p99_ms", d.quiet, lagBound)
-	r.lagWithin("lag_after_kill_p99_ms", d.killed, lagAfterKill)
-	r.judge()
+	if len(rows) != d.tasks {
+		d.fail("%d tasks, want %d", len(rows), d.tasks)
+	}
 }
 
 // lagWithin measures the lag of all projectors in windows.
 func (r *run) lagWithin(what string, windows []string, limit time.Duration) {
-	if len(windows) == 0 {
-		return
-	}
 	var ms *float64
 	err := r.pool.QueryRow(r.suite.ctx, `select percentile_disc(0.99) within group (order by ms) from lags where `+
 		`exists (select from unnest(array[`+strings.Join(windows, ", ")+`]) w where at <@ w)`).Scan(&ms)

@@ -35,7 +35,7 @@ type redisRun struct {
 }
 
 func runRedis(r *run) {
-	if slices.Contains(strings.Split(os.Getenv("KINORA_SKIP"), ","), "redis") {
+	if skipsRedis() {
 		r.note, r.result.Judged = "skipped: KINORA_SKIP=redis", true
 		return
 	}
@@ -51,6 +51,8 @@ func runRedis(r *run) {
 	})
 	s.judge()
 }
+
+func skipsRedis() bool { return slices.Contains(strings.Split(os.Getenv("KINORA_SKIP"), ","), "redis") }
 
 // calm sets whether handlers do not fail any more.
 func (s *redisRun) calm(is int64) {

@@ -126,7 +126,7 @@ func (p *producer) command(ctx context.Context, s *slot, rnd *rand.Rand) {
 	defer cancel()
 	var at eventstore.Appended
 	var err error
-	if rnd.IntN(10) == 0 && p.More["version"] == "" {
+	if rnd.IntN(10) == 0 && p.More["release"] == "" {
 		at, err = p.update(ctx, id, c)
 	} else {
 		at, err = p.append(ctx, c)

@@ -82,11 +82,20 @@ func (w *work) read(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	services := []kinora.Service{listener, first, second}
+	if w.More["redis"] != "" {
+		third, shut, err := w.readerToRedis(cfg)
+		if err != nil {
+			return err
+		}
+		defer shut()
+		services = append(services, third)
+	}
 	go func() {
 		<-first.Running()
 		w.ready(second.Running())
 	}()
-	return kinora.Run(ctx, listener, first, second)
+	return kinora.Run(ctx, services...)
 }
 
 // readerOf returns the projector i of a reader. It appends to lists.
@@ -101,10 +110,10 @@ func readerOf[Tx any](w *work, i int, exec func(context.Context, Tx, string, ...
 		if err := w.readerFails(i, e); err != nil {
 			return nil, err
 		}
-		if err := exec(ctx, tx, sql, e.Data.Stream, e.Data.N, e.Data.Amount); err != nil || w.More["version"] == "" {
+		if err := exec(ctx, tx, sql, e.Data.Stream, e.Data.N, e.Data.Amount); err != nil {
 			return nil, err
 		}
-		return nil, exec(ctx, tx, lagSQL, readerName(i), e.RecordedAt)
+		return nil, recordLag(ctx, w, tx, exec, readerName(i), e)
 	})
 }
 

@@ -207,7 +207,10 @@ func newArms[Tx any](w *work, s *started, u provider.Units[Tx], exec func(contex
 				if err != nil {
 					return nil, err
 				}
-				return out, exec(ctx, tx, sql, e.Data.Stream, e.Data.N, e.Data.Amount)
+				if err := exec(ctx, tx, sql, e.Data.Stream, e.Data.N, e.Data.Amount); err != nil {
+					return nil, err
+				}
+				return out, recordLag(ctx, w, tx, exec, name, e)
 			})
 	}
 	both := &arms[Tx]{w: w, s: s, units: u}
