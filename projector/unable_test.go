@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -432,5 +433,53 @@ func TestAnOlderProgramKnowsARenamedHandler(t *testing.T) {
 		time.Sleep(time.Second)
 		require.NoError(t, stop())
 		require.Len(t, parked(t, db), 1)
+	})
+}
+
+// lookups counts the questions for parked messages.
+type lookups struct {
+	*memory.DB
+	n atomic.Int64
+}
+
+func (a *lookups) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.Parked, error) {
+	a.n.Add(1)
+	return a.DB.Parked(ctx, f)
+}
+
+// A program with another version of the read model finds many messages in the live one that wait for it. It does not ask for each.
+func TestARebuildAppliesWhatTheLiveReadModelWaitsFor(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const messages = 300
+		db := newDB(t)
+		of := func(version int) *projector.Projector[txn] {
+			ups := []func(json.RawMessage) (json.RawMessage, error){unchanged}
+			opts := projector.Options{Version: version, RebuildOnChange: projector.BlueGreen, Tables: []string{"notes"}}
+			return projector.Define("p", eventstore.NewTypes(eventstore.Type[rated]("rated", ups[:version-1]...)), opts,
+				projector.OnCreate(func(context.Context, txn) error { return nil }),
+				projector.On("rated", func(ctx context.Context, tx txn, e eventstore.Event[rated]) error {
+					return noteOf(tx, e.Stream, e.Data.Stars)
+				}))
+		}
+		stopOld := start(t, newRunner(t, db, projector.FromLog(db), projector.RunnerConfig{}, of(1)))
+		for n := range messages {
+			rate(t, db, "rated", 2, fmt.Sprint("review-", n%7), n)
+		}
+		time.Sleep(5 * time.Second)
+		require.Len(t, parked(t, db), messages)
+		u, two := &lookups{DB: db}, of(2)
+		stopNew := start(t, newRunner(t, u, projector.FromLog(db), projector.RunnerConfig{}, two))
+		state(t, db, two, 2, "live")
+		total := 0
+		for i := range 7 {
+			list := noted(db, "a", fmt.Sprint("review-", i))
+			require.True(t, slices.IsSorted(list), "%v", list)
+			total += len(list)
+		}
+		require.Equal(t, messages, total)
+		require.Less(t, u.n.Load(), int64(messages/3))
+		require.NoError(t, stopOld())
+		require.NoError(t, stopNew())
 	})
 }

@@ -18,7 +18,7 @@ var deployCell = &cell{
 	// Promise: G6.9, G7.10
 	name: "deploy", number: 44,
 	summary: "an old and a new program side by side, rolled forward and back under load and kill -9: a new schema version, type, handler, kind of tasks and version of a read model, a handler and a projector renamed, a handler removed; over the log, segments, a broker, Redis and tasks",
-	full:    4 * time.Minute, short: 2 * time.Second, alone: true,
+	full:    6 * time.Minute, short: 2 * time.Second, alone: true,
 	requires: []string{"forward", "back", "side_by_side", "unable", "kill_consumer", "tasks_of_later", "promoted"}, run: runDeploy,
 }
 
@@ -76,7 +76,7 @@ func (r *run) rounds() int {
 
 // start starts the servers, and all processes with the earlier release.
 func (d *deployment) start() {
-	d.server(brokerConfig{Duplicate: 0.02}, idleLimit)
+	d.server(brokerConfig{Duplicate: 0.02})
 	d.readerTables(deployReaders)
 	d.addArms(formerName)
 	d.arms = nil // judge has its verdict

@@ -122,7 +122,6 @@ func (a *Asker) notPassed(ctx context.Context, msgs []*model.Message, of int) (r
 }
 
 func (a *Asker) askPassed(ctx context.Context, of int) (p passed, err error) {
-	const most = 1000
 	ctx, cancel := a.Host.Limited(ctx)
 	defer cancel()
 	c, err := a.Host.Store.Checkpoint(ctx, provider.Build{Projector: a.Projector.Name, Generation: of})
@@ -130,8 +129,8 @@ func (a *Asker) askPassed(ctx context.Context, of int) (p passed, err error) {
 		return p, err
 	}
 	// After the checkpoint: an event that it has passed was applied or parked before.
-	rows, err := a.Host.Store.Parked(ctx, provider.ParkedFilter{Projector: a.Projector.Name, Generation: c.Generation, Limit: most})
-	if err != nil || len(rows) == most {
+	rows, err := a.Host.Store.Parked(ctx, provider.ParkedFilter{Projector: a.Projector.Name, Generation: c.Generation, Limit: rowsPage})
+	if err != nil || len(rows) == rowsPage {
 		return p, err
 	}
 	p.Checkpoint, p.parked = c, map[string]bool{}
@@ -141,30 +140,35 @@ func (a *Asker) askPassed(ctx context.Context, of int) (p passed, err error) {
 	return p, nil
 }
 
-// parkedAsReplayed is model.IsReplayed for a message that is parked in a generation, the live one if it is
-// zero.
-func (a *Asker) parkedAsReplayed(ctx context.Context, m *model.Message, of int) (bool, error) {
-	if of == 0 {
-		c, err := a.Host.Store.Checkpoint(ctx, provider.Build{Projector: a.Projector.Name})
-		if err != nil {
-			return false, err
-		}
-		of = c.Generation
+// rows sets Replayed of messages that are parked in a generation, if they were replayed when they were parked there, and
+// Contested of the others. There may be many, while the generation waits for a program that is able to apply them. So
+// it reads the rows of the generation page by page, and not those of each message.
+func (a *Asker) rows(ctx context.Context, msgs []*model.Message, generation int) error {
+	open := map[string]*model.Message{}
+	for _, m := range msgs {
+		open[m.ID], m.Contested = m, true
 	}
-	f := provider.ParkedFilter{Projector: a.Projector.Name, Generation: of, Key: m.Key}
-	for {
-		rows, err := a.Host.Store.Parked(ctx, f)
+	for f := (provider.ParkedFilter{Projector: a.Projector.Name, Generation: generation, Limit: rowsPage}); len(open) > 0; {
+		limited, cancel := a.Host.Limited(ctx)
+		rows, err := a.Host.Store.Parked(limited, f)
+		cancel()
 		if err != nil || len(rows) == 0 {
-			return false, err
+			return err
 		}
 		for i := range rows {
-			if rows[i].MessageID == m.ID {
-				return model.IsReplayed(&rows[i]), nil
+			if m := open[rows[i].MessageID]; m != nil {
+				m.Replayed = model.IsReplayed(&rows[i])
+				m.Contested = !m.Replayed
+				delete(open, m.ID)
 			}
+			f.After = rows[i].Seq
 		}
-		f.After = rows[len(rows)-1].Seq
 	}
+	return nil
 }
+
+// rowsPage is the most parked messages of a query.
+const rowsPage = 1000
 
 func isParked(o provider.Outcome) bool {
 	return o == provider.OutcomeWaiting || o == provider.OutcomeStuck
@@ -186,28 +190,26 @@ func (a *Asker) outcomes(ctx context.Context, msgs []*model.Message, of int, sen
 	if len(questions) == 0 {
 		return nil
 	}
-	ctx, cancel := a.Host.Limited(ctx)
+	limited, cancel := a.Host.Limited(ctx)
 	defer cancel()
-	c, err := a.Host.Store.Checkpoint(ctx, provider.Build{Projector: a.Projector.Name, Generation: of})
+	c, err := a.Host.Store.Checkpoint(limited, provider.Build{Projector: a.Projector.Name, Generation: of})
 	if err != nil {
 		return err
 	}
-	outcomes, err := a.Host.Store.Outcomes(ctx, questions)
+	outcomes, err := a.Host.Store.Outcomes(limited, questions)
 	if err != nil {
 		return err
 	}
+	var parked []*model.Message
 	for i, m := range asked {
 		if outcomes[i] == provider.OutcomeUnseen && len(c.Segments) > 0 && c.Applied(m.Raw.Stream, m.Raw.Position) {
 			outcomes[i] = provider.OutcomeApplied
 		}
 		if m.Replayed = sent(outcomes[i]); !m.Replayed && isParked(outcomes[i]) {
-			if m.Replayed, err = a.parkedAsReplayed(ctx, m, of); err != nil {
-				return err
-			}
-			m.Contested = !m.Replayed
+			parked = append(parked, m)
 		}
 	}
-	return nil
+	return a.rows(ctx, parked, c.Generation)
 }
 
 // ErrTurn: another program applies contested messages of the projector.
