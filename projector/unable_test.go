@@ -436,6 +436,39 @@ func TestAnOlderProgramKnowsARenamedHandler(t *testing.T) {
 	})
 }
 
+// While a projector catches up, an older program leaves a delivery that it is unable to apply to the reader of the log, if
+// that reads its type: parked alone, the event would be applied before earlier ones of its stream, or after later ones.
+// Promise: G6.9
+func TestADeliveryOfAnotherProgramsTypeIsLeftToTheReader(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f := newDB(t), make(subscription)
+		cfg := projector.RunnerConfig{}
+		require.NoError(t, fromLog(t, db, cfg, knowing(1, 1, marked))()) // its handlers are recorded
+		stopLog := fromLog(t, db, cfg, knowing(1, 0, marked))
+		stop := run(t, db, f, cfg, knowing(1, 0, marked))
+		rate(t, db, "rated", 1, "k-1", 1)
+		rate(t, db, "renamed", 1, "k-1", 2)
+		rate(t, db, "rated", 1, "k-1", 3)
+		for _, m := range published(t, db, "k-1") {
+			f.deliver(t, m)
+		}
+		time.Sleep(time.Second)
+		list := parked(t, db)
+		require.Len(t, list, 2)
+		require.Equal(t, "no_handler", list[0].Code, "the reader has parked it")
+		require.Equal(t, provider.LaneOfKey("k-1"), list[0].Lane)
+		require.Equal(t, provider.ClassHeld, list[1].Class)
+		stopNew := fromLog(t, db, cfg, knowing(1, 1, marked))
+		time.Sleep(3 * time.Second)
+		require.Empty(t, parked(t, db))
+		require.Equal(t, upTo(3), noted(db, "a", "k-1"))
+		for _, stop := range []func() error{stop, stopLog, stopNew} {
+			require.NoError(t, stop())
+		}
+	})
+}
+
 // lookups counts the questions for parked messages.
 type lookups struct {
 	*memory.DB

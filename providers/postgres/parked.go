@@ -444,7 +444,8 @@ func (db *Provider) DropMarkers(ctx context.Context, handler string, limit int) 
 }
 
 const (
-	// A message that is parked already keeps its row, which gets the handlers that it lacks, unless it is skipped. An
+	// A message that is parked already keeps its row, which gets the handlers that it lacks, unless it is skipped. It may be
+	// in another lane: then the lane does not wait for it, and is due for what was parked behind it. An
 	// existing hold is only locked: a unit that applies the last message of the lane must see the messages that this
 	// one parks before it deletes the hold.
 	parkSQL = `
@@ -455,10 +456,15 @@ parked as (
 	on conflict (marker_id, projector, generation) where state <> 'replayed' and marker_id <> '' do update
 	set handlers = p.handlers || array(select h from unnest(excluded.handlers) h where h <> all(p.handlers))
 	where p.state in ('waiting', 'stuck') and not excluded.handlers <@ p.handlers
-	returning p.lane)
+	returning p.lane, p.state, p.class)
 insert into kinora.holds as h (projector, generation, lane, due_at)
-select $1::text, $2::int, l.lane, case when l.after < 0 then 'infinity' /*+*/when l.unable then ` + unableUntil + ` /*-*/else ck.t + l.after / 1000 * interval '1 microsecond' end
-from ck, unnest($4::bytea[], $5::bigint[], $6::bool[]) l(lane, after, unable) where l.lane in (select lane from parked) order by l.lane
+select $1::text, $2::int, l.lane, case
+	when l.after < 0 and f.stuck then 'infinity'
+	/*+*/when l.unable and f.unable then ` + unableUntil + `/*-*/
+	else ck.t + greatest(l.after, 0) / 1000 * interval '1 microsecond' end
+from ck, unnest($4::bytea[], $5::bigint[], $6::bool[]) l(lane, after, unable), (
+	select lane, bool_or(state = 'stuck') as stuck, bool_or(class = 'unable') as unable from parked group by lane) f
+where l.lane = f.lane order by l.lane
 on conflict on constraint holds_pkey do update set due_at = h.due_at`
 
 	parkedAs = `handler, handlers, message_id, marker_id, topic, key, lane, type, payload, headers, class, /*+*/needs, /*-*/code, error, attempts, version, state`

@@ -33,6 +33,10 @@ var needsCases = []testCase{
 		rule: "A need counts once its message is the first of its lane: until then it takes no place of Due",
 	},
 	{
+		name: "what is parked behind a message in another lane", play: needsElsewhere,
+		rule: "A message that is parked already keeps its lane. What is parked behind it in another one does not wait for it",
+	},
+	{
 		name: "lanes and needs", play: needsInLanes,
 		rule: "Due returns only messages of f.Lanes, also those whose needs the program has",
 	},
@@ -105,6 +109,14 @@ func needsWaits(s *stage) {
 	same(s, "needs", s.needs(s.build()), nil)
 	s.park(0, s.behind("a4", "a"))
 	s.runs("again", rows[:1], false)
+}
+
+func needsElsewhere(s *stage) {
+	s.park(0, s.unable("a1", "x", "event b 2"))
+	s.open(s.parking(0, s.unable("a1", "a", "event b 2"), s.behind("a2", "a")))
+	same(s, "messages parked", len(s.rows()), 2)
+	s.isDue("in the other lane", "a2")
+	same(s, "due with what it needs", len(s.able("event b 2")), 2)
 }
 
 func needsListed(s *stage) {

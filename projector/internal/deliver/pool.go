@@ -247,6 +247,9 @@ func (w *Worker) locate(ctx context.Context, msgs []*model.Message) []*model.Mes
 	}
 	for tries := 1; ctx.Err() == nil; tries++ {
 		err := w.pool.Host.FindPlaces(ctx, msgs)
+		if err == nil {
+			err = w.findRead(ctx, msgs)
+		}
 		if err == nil && p.Rules.Ordered {
 			var earlier []*model.Message
 			if earlier, err = w.earlier(ctx, msgs); err == nil {
@@ -261,6 +264,30 @@ func (w *Worker) locate(ctx context.Context, msgs []*model.Message) []*model.Mes
 		w.Applier.PauseUnit(ctx, len(msgs), tries, err)
 	}
 	return msgs
+}
+
+// findRead sets IsRead of deliveries for which this program has no handler. Such an event is left to the reader of the log, which
+// parks it in its place in the stream: it must not be applied before earlier events of its stream.
+func (w *Worker) findRead(ctx context.Context, msgs []*model.Message) error {
+	without := func(m *model.Message) bool { return m.Aside != nil && len(m.Handlers) == 0 && m.Position > 0 }
+	if !slices.ContainsFunc(msgs, without) {
+		return nil
+	}
+	ctx, cancel := w.pool.Host.Limited(ctx)
+	defer cancel()
+	c, err := w.pool.Host.Store.Checkpoint(ctx, w.pool.Current.Load().Build)
+	if err != nil {
+		return err
+	}
+	lacking := follow.HandlersOf(w.pool.Projector).Lacking(c.Handlers)
+	for _, m := range msgs {
+		if without(m) {
+			raw := m.Raw
+			raw.Position = m.Position
+			m.IsRead = len(lacking.Of(&raw)) > 0
+		}
+	}
+	return nil
 }
 
 // earlier returns the events of the messages' streams that are before them and not applied, in

@@ -95,6 +95,7 @@ type Message struct {
 	Contested  bool             // another generation may apply it at the same time
 	Skipped    bool             // an operator has skipped it in an earlier generation
 	Lacking    []string         // handlers that take it and that this program does not have
+	IsRead     bool             // the reader of the log reads its type, although this program has no handler for it
 	decoding   decoding
 }
 
