@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"maps"
 
 	"github.com/jackc/pgx/v5"
@@ -166,5 +165,3 @@ func (w *work) deployed() []task.Kind[pgx.Tx] {
 	}
 	return []task.Kind[pgx.Tx]{of("always")}
 }
-
-func deployID(kind string, n int) string { return fmt.Sprintf("%s-%d", kind, n) }

@@ -14,7 +14,7 @@ func TestFates(t *testing.T) {
 	t.Parallel()
 	type message struct {
 		key                                                      string
-		parked, fails, skipped, unread, read                     bool // of the message
+		parked, fails, skipped, unread                           bool // of the message
 		applied, changed, left, laneHeld, suspect, partlyWritten bool // found by the store
 	}
 	for name, c := range map[string]struct {
@@ -35,7 +35,6 @@ func TestFates(t *testing.T) {
 		"one that an operator has skipped":                  {[]message{{key: "a", skipped: true}, {key: "a"}}, []Fate{Skipped, Run}},
 		"one that is left to the reader":                    {[]message{{key: "a", left: true}, {key: "b"}}, []Fate{Left, Run}},
 		"one that is left, and whose type no reader reads":  {[]message{{key: "a", left: true, unread: true}}, []Fate{Unread}},
-		"one whose type it reads for other programs":        {[]message{{key: "a", left: true, unread: true, read: true}}, []Fate{Left}},
 		"one that may have crashed a process":               {[]message{{key: "a", suspect: true}, {key: "a"}}, []Fate{Suspect, Behind}},
 		"one whose writes took effect in part":              {[]message{{key: "a", partlyWritten: true, laneHeld: true}, {key: "a"}}, []Fate{Partly, Behind}},
 	} {
@@ -47,7 +46,7 @@ func TestFates(t *testing.T) {
 			}
 			decided, fates := fates{found: found}, []Fate(nil)
 			for i, w := range c.messages {
-				m := &model.Message{Lane: provider.LaneOfKey(w.key), Handlers: []provider.Handler{{Name: "p/h"}}, Skipped: w.skipped, IsRead: w.read}
+				m := &model.Message{Lane: provider.LaneOfKey(w.key), Handlers: []provider.Handler{{Name: "p/h"}}, Skipped: w.skipped}
 				if w.parked {
 					m.Parked = &provider.Parked{}
 				}

@@ -367,7 +367,7 @@ func (f *fates) of(i int, m *model.Message) Fate {
 	switch {
 	case m.Parked != nil && !f.found.Live[i]:
 		return Changed
-	case reports(f.found.Left) && m.Aside != nil && len(m.Handlers) == 0 && !m.IsRead:
+	case reports(f.found.Left) && m.Aside != nil && len(m.Handlers) == 0:
 		return Unread
 	case reports(f.found.Left):
 		return Left
