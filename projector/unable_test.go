@@ -469,6 +469,30 @@ func TestADeliveryOfAnotherProgramsTypeIsLeftToTheReader(t *testing.T) {
 	})
 }
 
+// A delivery that an older program is unable to apply may have been applied by a newer one. Then it is not parked, or it would be
+// applied again.
+// Promise: G4.1, G6.9
+func TestADeliveryThatAnotherProgramHasAppliedIsNotParked(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f := newDB(t), make(subscription)
+		cfg := projector.RunnerConfig{}
+		stop := fromLog(t, db, cfg, knowing(1, 1, marked)) // its handlers are recorded
+		rate(t, db, "renamed", 1, "k-1", 1)
+		time.Sleep(time.Second)
+		require.NoError(t, stop())
+		stop = run(t, db, f, cfg, knowing(1, 0, marked))
+		f.deliver(t, published(t, db, "k-1")...)
+		time.Sleep(time.Second)
+		require.Empty(t, parked(t, db))
+		require.NoError(t, stop())
+		stop = fromLog(t, db, cfg, knowing(1, 1, marked))
+		time.Sleep(3 * time.Second)
+		require.NoError(t, stop())
+		require.Equal(t, upTo(1), noted(db, "a", "k-1"))
+	})
+}
+
 // lookups counts the questions for parked messages.
 type lookups struct {
 	*memory.DB

@@ -248,7 +248,7 @@ func (w *Worker) locate(ctx context.Context, msgs []*model.Message) []*model.Mes
 	for tries := 1; ctx.Err() == nil; tries++ {
 		err := w.pool.Host.FindPlaces(ctx, msgs)
 		if err == nil {
-			err = w.findRead(ctx, msgs)
+			err = w.findHandlers(ctx, msgs)
 		}
 		if err == nil && p.Rules.Ordered {
 			var earlier []*model.Message
@@ -266,9 +266,10 @@ func (w *Worker) locate(ctx context.Context, msgs []*model.Message) []*model.Mes
 	return msgs
 }
 
-// findRead sets IsRead of deliveries for which this program has no handler. Such an event is left to the reader of the log, which
-// parks it in its place in the stream: it must not be applied before earlier events of its stream.
-func (w *Worker) findRead(ctx context.Context, msgs []*model.Message) error {
+// findHandlers finds the handlers of other programs for deliveries for which this program has none. Such an event may have been
+// applied before. And while the projector catches up, it is left to the reader of the log, which parks it in its place in the
+// stream: parked alone, it would be applied before earlier events of its stream.
+func (w *Worker) findHandlers(ctx context.Context, msgs []*model.Message) error {
 	without := func(m *model.Message) bool { return m.Aside != nil && len(m.Handlers) == 0 && m.Position > 0 }
 	if !slices.ContainsFunc(msgs, without) {
 		return nil
@@ -282,9 +283,7 @@ func (w *Worker) findRead(ctx context.Context, msgs []*model.Message) error {
 	lacking := follow.HandlersOf(w.pool.Projector).Lacking(c.Handlers)
 	for _, m := range msgs {
 		if without(m) {
-			raw := m.Raw
-			raw.Position = m.Position
-			m.IsRead = len(lacking.Of(&raw)) > 0
+			w.pool.Projector.Await(m, lacking[m.Raw.Type])
 		}
 	}
 	return nil

@@ -95,7 +95,6 @@ type Message struct {
 	Contested  bool             // another generation may apply it at the same time
 	Skipped    bool             // an operator has skipped it in an earlier generation
 	Lacking    []string         // handlers that take it and that this program does not have
-	IsRead     bool             // the reader of the log reads its type, although this program has no handler for it
 	decoding   decoding
 }
 
@@ -293,6 +292,20 @@ func (p *Projector) Taken(events []eventstore.Raw, log string, lacking Lacking) 
 		msgs = append(msgs, m)
 	}
 	return msgs
+}
+
+// Await makes a delivery, for which this program has no handler, one that waits for handlers of other programs. As for its own
+// handlers, the unit finds out by the checkpoint and the markers whether they have applied it.
+func (p *Projector) Await(m *Message, handlers []provider.Began) {
+	var names []string
+	for _, b := range handlers {
+		if b.Position < m.Position {
+			m.Handlers, names = append(m.Handlers, provider.Handler{Name: b.Handler, Was: b.Was}), append(names, b.Handler)
+		}
+	}
+	if len(names) > 0 {
+		p.setAside(m, ErrNoHandler, 1, names)
+	}
 }
 
 // laneOf returns the lane of a message with a key, or an id.
