@@ -34,7 +34,7 @@ func requested(t *testing.T, db *memory.DB, id int64) provider.Act {
 
 // During a deployment a program of another version of the read model runs too. It must not take a request, which it could
 // only fail.
-// Promise: G11.6
+// Promise: O2.2
 func TestARequestWaitsForAProgramOfTheLiveVersion(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

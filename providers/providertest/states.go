@@ -338,7 +338,9 @@ func setsTogether(s *stage) {
 	first, second = s.becomes(all, 1, retired), s.becomes(all, 2, retired)
 	var isSet atomic.Bool
 	wait, early := func() error { return nil }, false
-	s.open(s.of("m-2"), func(o opened) (provider.Closing, error) {
+	u := s.of("m-2")
+	u.Once = true // it is open before its handlers are called
+	s.open(u, func(o opened) (provider.Closing, error) {
 		wait = begin(func() error {
 			ok, err := s.db.SetGeneration(s.ctx, first, second)
 			isSet.Store(ok)
