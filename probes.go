@@ -51,7 +51,7 @@ type CheckState struct {
 //   - schema: the store can be used by this program (provider.ReadyChecker): it is migrated, and the
 //     role has the rights of a service.
 //   - log: events become settled. An append that stays open holds them back.
-//   - lag: no event waits for a projector for longer than ReadyConfig.Lag.
+//   - lag: no event waits for a projector for longer than ReadyConfig.Lag, and its handlers take events (Lag.NotBegun).
 //
 // The body is JSON: {"ok":true,"checks":[{"name":"database","ok":true}]}. It has no texts of errors.
 //
@@ -202,6 +202,10 @@ func (h *ready) lag(ctx context.Context, p Projector) CheckState {
 	lag, err := p.Lag(ctx, h.cfg.Store)
 	if err != nil {
 		is.OK, is.Reason = false, reasonOf(err)
+		return is
+	}
+	if len(lag.NotBegun) > 0 {
+		is.OK, is.Reason = false, "new handlers do not take events yet"
 		return is
 	}
 	if is.Events = lag.Events; lag.Events > 0 {

@@ -124,6 +124,26 @@ func TestReadyOnSQLite(t *testing.T) {
 	becomes(t, h, 503, `"events":1,"reason":"behind by more than 1s"`)
 }
 
+// Promise: G7.10
+func TestReadyWaitsForNewHandlers(t *testing.T) {
+	t.Parallel()
+	db, err := memory.New(nil)
+	require.NoError(t, err)
+	of := func(l projector.Lag) http.Handler {
+		return ready(t, kinora.ReadyConfig{Store: db, Projectors: []kinora.Projector{&lagging{l}}})
+	}
+	becomes(t, of(projector.Lag{NotBegun: []string{"ratings/renamed"}}), 503,
+		`{"name":"lag ratings","ok":false,"reason":"new handlers do not take events yet"}`)
+	becomes(t, of(projector.Lag{}), 200, `{"name":"lag ratings","ok":true}`)
+}
+
+// lagging is a projector with this lag.
+type lagging struct{ lag projector.Lag }
+
+func (*lagging) Name() string { return "ratings" }
+
+func (l *lagging) Lag(context.Context, projector.State) (projector.Lag, error) { return l.lag, nil }
+
 // slowStore counts checks, and does not reply until it is released, whatever the context.
 type slowStore struct {
 	projector.State

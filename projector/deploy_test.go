@@ -8,45 +8,144 @@ import (
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/providers/memory"
 	"github.com/stretchr/testify/require"
 )
 
-// A new program brings an event type while the old one reads the log. With categories, the old one leaves these events to it.
-// Without, it passes them, and the new handler begins behind them.
+// A new program brings an event type while the old one reads the log. The old one leaves these events to it: also those that
+// its own handlers do not make it read.
+// Promise: G7.10
 func TestANewTypeBesideAnOldReader(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
-		categories []string
-		want       []int
-	}{
-		"categories":    {[]string{"k"}, []int{1, 2, 3, 4}},
-		"no categories": {nil, []int{1, 3, 4}},
-	} {
+	for name, categories := range map[string][]string{"categories": {"k"}, "no categories": nil} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				db := newDB(t)
 				begin := func(p *projector.Projector[txn]) func() error {
-					return start(t, newRunner(t, db, projector.FromLog(db, c.categories...), projector.RunnerConfig{}, p))
+					return start(t, newRunner(t, db, projector.FromLog(db, categories...), projector.RunnerConfig{}, p))
 				}
 				stopOld := begin(knowing(1, 0, projector.Options{}))
 				rate(t, db, "rated", 1, "k-1", 1)
 				time.Sleep(time.Second)
-				stopNew := begin(knowing(1, 1, projector.Options{}))
-				time.Sleep(time.Second)
+				newer := knowing(1, 1, projector.Options{})
+				stopNew := begin(newer)
+				takesEvents(t, db, newer)
 				rate(t, db, "renamed", 1, "k-1", 2)
 				rate(t, db, "rated", 1, "k-1", 3)
 				time.Sleep(time.Minute)
+				require.Equal(t, upTo(3), noted(db, "a", "k-1"))
 				require.NoError(t, stopOld())
-				time.Sleep(time.Minute)
 				rate(t, db, "renamed", 1, "k-1", 4)
 				time.Sleep(time.Minute)
 				require.NoError(t, stopNew())
-				require.Equal(t, c.want, noted(db, "a", "k-1"))
+				require.Equal(t, upTo(4), noted(db, "a", "k-1"))
 				require.Empty(t, parked(t, db))
 			})
 		})
 	}
+}
+
+// Over a broker too: an event of a new type that was not delivered is completed while the old program reads the log.
+// Promise: G7b.1
+func TestANewTypeThatIsNotDeliveredBesideAnOldReader(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := newDB(t)
+		stopOld := run(t, db, make(subscription), projector.RunnerConfig{}, knowing(1, 0, marked))
+		time.Sleep(time.Minute)
+		newer := knowing(1, 1, marked)
+		stopNew := run(t, db, make(subscription), projector.RunnerConfig{}, newer)
+		takesEvents(t, db, newer)
+		rate(t, db, "renamed", 1, "k-1", 1, 2)
+		time.Sleep(time.Hour)
+		require.NoError(t, stopNew())
+		require.NoError(t, stopOld())
+		require.Equal(t, upTo(2), noted(db, "a", "k-1"))
+		require.Empty(t, parked(t, db))
+	})
+}
+
+// takesEvents waits until the new handlers of p take events, and checks that it is within two seconds.
+func takesEvents(t *testing.T, db *memory.DB, p *projector.Projector[txn]) {
+	t.Helper()
+	synctest.Wait()
+	began := time.Now()
+	for first := true; ; first = false {
+		lag, err := p.Lag(t.Context(), db)
+		require.NoError(t, err)
+		if len(lag.NotBegun) == 0 {
+			require.False(t, first, "another program reads the log")
+			return
+		}
+		require.Less(t, time.Since(began), 3*time.Second)
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// A program that has removed a handler reads the log when an older one starts, which has it. It does not take it up again, and
+// the older one is ready.
+// Promise: G7.10
+func TestARemovedHandlerIsNotTakenUpAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := newDB(t)
+		older := define(projector.Options{}, note("a"), note("b"))
+		stop := fromLog(t, db, projector.RunnerConfig{}, define(projector.Options{Removed: []string{"b"}}, note("a")))
+		write(t, db, "k-1", 1)
+		time.Sleep(time.Minute)
+		stopOlder := fromLog(t, db, projector.RunnerConfig{}, older)
+		takesEvents(t, db, older)
+		write(t, db, "k-1", 2)
+		time.Sleep(time.Minute)
+		require.Equal(t, upTo(2), noted(db, "a", "k-1"))
+		require.Empty(t, noted(db, "b", "k-1"))
+		require.NoError(t, stopOlder())
+		require.NoError(t, stop())
+	})
+}
+
+// Replaying parked messages with a tool announces no handlers: the tool ends.
+// Promise: G7.10
+func TestAToolDoesNotAnnounceHandlers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := newDB(t)
+		stop := fromLog(t, db, projector.RunnerConfig{}, define(projector.Options{}, note("a")))
+		write(t, db, "k-1", 1)
+		time.Sleep(time.Second)
+		newer := define(projector.Options{}, note("a"), note("b"))
+		drain(t, db, projector.RunnerConfig{}, newer)
+		write(t, db, "k-1", 2)
+		time.Sleep(time.Minute)
+		require.NoError(t, stop())
+		require.Equal(t, upTo(2), noted(db, "a", "k-1"))
+		require.Empty(t, parked(t, db))
+	})
+}
+
+// With Ordered, a delivery also waits for an earlier event that only another program is able to apply.
+// Promise: G7b.4
+func TestOrderedWaitsForWhatAnotherProgramIsAbleToApply(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, ordered := newDB(t), projector.Options{Markers: true, Ordered: true}
+		f, fNew := make(subscription), make(subscription)
+		stopNew := run(t, db, fNew, projector.RunnerConfig{}, knowing(1, 1, ordered))
+		time.Sleep(time.Minute)
+		require.NoError(t, stopNew())
+		stop := run(t, db, f, projector.RunnerConfig{}, knowing(1, 0, ordered))
+		time.Sleep(time.Minute)
+		rate(t, db, "renamed", 1, "k-1", 1) // its message is late
+		rate(t, db, "rated", 1, "k-1", 2)
+		f.deliver(t, published(t, db, "k-1")[1])
+		require.Empty(t, noted(db, "a", "k-1"))
+		stopNew = run(t, db, fNew, projector.RunnerConfig{}, knowing(1, 1, ordered))
+		time.Sleep(time.Minute)
+		require.NoError(t, stopNew())
+		require.NoError(t, stop())
+		require.Equal(t, upTo(2), noted(db, "a", "k-1"))
+	})
 }
 
 // A handler that did two things is split in two, one with its name. Over the log, and with nothing parked, each thing is done

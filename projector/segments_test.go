@@ -317,19 +317,35 @@ func TestWaitAsksTheSegmentOfTheStream(t *testing.T) {
 	})
 }
 
-// A handler that is added while segments are at different positions begins behind all of them.
+// A handler that is added while segments are at different positions begins behind all of them, whether the program without it
+// ends or not.
 // Promise: G7.10
 func TestAHandlerIsAddedToASplitProjector(t *testing.T) {
 	t.Parallel()
+	for name, stays := range map[string]bool{"the old program ends": false, "the old program stays": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			addToSplit(t, stays)
+		})
+	}
+}
+
+func addToSplit(t *testing.T, stays bool) {
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
 		fillStreams(t, db, 20, 1, 10)
 		_, stop := begun(t, db, define(segmented(4), slowly(note("a"))))
 		soon(t, "some are applied", func() bool { return len(noted(db, "a", "k-0")) > 3 })
-		_, stopNew := begun(t, db, define(segmented(4), slowly(note("a")), note("b")))
-		require.NoError(t, stop())
+		newer := define(segmented(4), slowly(note("a")), note("b"))
+		_, stopNew := begun(t, db, newer)
+		if stays {
+			takesEvents(t, db, newer)
+			defer func() { require.NoError(t, stop()) }()
+		} else {
+			require.NoError(t, stop())
+		}
 		fillStreams(t, db, 20, 11, 15)
-		soon(t, "all is applied", atHead(t, db))
+		soon(t, "all is applied", func() bool { return atHead(t, db)() && len(parked(t, db)) == 0 })
 		require.NoError(t, stopNew())
 		exact(t, db, "a", 20, 15)
 		began := int64(-1)

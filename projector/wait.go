@@ -11,6 +11,7 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/check"
 	"github.com/kinora-go/kinora/projector/internal/follow"
+	"github.com/kinora-go/kinora/projector/internal/generation"
 	"github.com/kinora-go/kinora/projector/internal/model"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -263,6 +264,9 @@ type Lag struct {
 	Oldest   time.Time // when the first of them was recorded; zero if there is none
 	Position int64     // every event up to it is applied or parked
 	Live     bool      // deliveries are applied; if false, the projector catches up with the log
+	// NotBegun are handlers of the projector that do not take events yet. A runner with them has started, next to an older
+	// program that reads the log. It records them within about two seconds.
+	NotBegun []string
 }
 
 // Lag returns how far p is behind the log of s, counted at this moment. It reads the ids of the
@@ -290,6 +294,9 @@ func (p *Projector[Tx]) Lag(ctx context.Context, s State) (_ Lag, err error) {
 		return Lag{}, fmt.Errorf("%w: the checkpoint is in log %s, and this one is %s: use StateOf", ErrOtherLog, c.Lineage, id.Lineage)
 	}
 	lag, takers := Lag{Position: c.Place.Position, Live: c.Mode == provider.ModeLive}, p.takers()
+	if lag.NotBegun, err = p.notBegun(ctx, s, takers, c.Handlers); err != nil {
+		return Lag{}, err
+	}
 	err = follow.Unsettled(ctx, s, p.Takes(), c.Place.Position, func(events []eventstore.Raw) (bool, error) {
 		open := slices.DeleteFunc(events, func(e eventstore.Raw) bool { return c.Applied(e.Stream, e.Position) })
 		missing, err := follow.Unapplied(ctx, s, provider.Build{Projector: p.name, Generation: c.Generation}, takers, open)
@@ -306,4 +313,18 @@ func (p *Projector[Tx]) Lag(ctx context.Context, s State) (_ Lag, err error) {
 		return Lag{}, err
 	}
 	return lag, nil
+}
+
+// notBegun returns the handlers that are not recorded, and that a runner has announced.
+func (p *Projector[Tx]) notBegun(ctx context.Context, s provider.Builds, takers map[string][]provider.Handler, recorded []provider.Began) ([]string, error) {
+	added := follow.HandlersOf(takers).Added(recorded)
+	if len(added) == 0 {
+		return nil, nil
+	}
+	all, err := generation.All(ctx, s, p.name)
+	if err != nil {
+		return nil, err
+	}
+	coming := generation.Live(all).Coming
+	return follow.Names(slices.DeleteFunc(added, func(b provider.Began) bool { return !follow.Has(coming, b) })), nil
 }

@@ -97,8 +97,44 @@ var progress = []Mutant{
 	{
 		Name:  "lacking_passed",
 		What:  "a program passes the events of a handler that it does not have, and that no program has removed",
-		Edits: []Edit{{File: "projector/internal/follow/post.go", Old: "lacking: p.Handlers.Lacking(c.Handlers), ", New: ""}},
+		Edits: []Edit{{File: "projector/internal/follow/post.go", Old: "lateOf(&r.at), p.Handlers.Lacking(to.Handlers)", New: "lateOf(&r.at), nil"}},
 		Tests: []Test{{"./projector", "TestAddedHandlerBeginsAtTheCheckpoint"}},
+	},
+	{
+		Name:  "coming_not_seen",
+		What:  "a reader of the log does not see that a program with new handlers has started",
+		Edits: []Edit{{File: "projector/internal/follow/reader.go", Old: "case r.isToRecord(g):", New: "case false:"}},
+		Tests: []Test{{"./projector", "TestANewTypeBesideAnOldReader"}},
+	},
+	{
+		Name:  "coming_not_answered",
+		What:  "a reader of the log that has removed a handler does not tell a program that has it",
+		Edits: []Edit{{File: "projector/internal/follow/reader.go", Old: "DeleteFunc(slices.Clone(now.Coming), func(b provider.Began) bool { return Has(g.Coming, b) })", New: "DeleteFunc(slices.Clone(now.Coming), func(b provider.Began) bool { return Has(r.at.Handlers, b) })"}},
+		Tests: []Test{{"./projector", "TestARemovedHandlerIsNotTakenUpAgain"}},
+	},
+	{
+		Name:  "coming_of_a_tool",
+		What:  "a tool that replays parked messages, and ends, announces its handlers",
+		Edits: []Edit{{File: "projector/internal/feed/feeder.go", Old: "&& !f.Me.Tool {", New: "{"}},
+		Tests: []Test{{"./projector", "TestAToolDoesNotAnnounceHandlers"}},
+	},
+	{
+		Name:  "coming_in_segments",
+		What:  "a handler of another program is recorded while segments are ahead of the checkpoint",
+		Edits: []Edit{{File: "projector/internal/follow/post.go", Old: "len(p.Handlers.with(c.Handlers, g.Coming, 0)) > len(c.Handlers) ||", New: ""}},
+		Tests: []Test{{"./projector", "TestAHandlerIsAddedToASplitProjector"}},
+	},
+	{
+		Name:  "ordered_without_lacking",
+		What:  "with Ordered, a delivery does not wait for an earlier event of a handler that the program lacks",
+		Edits: []Edit{{File: "projector/internal/deliver/pool.go", Old: "lacking := w.handlers().Lacking(c.Handlers)\n\ttakers", New: "lacking := w.handlers().Lacking(nil)\n\ttakers"}},
+		Tests: []Test{{"./projector", "TestOrderedWaitsForWhatAnotherProgramIsAbleToApply"}},
+	},
+	{
+		Name:  "ready_before_new_handlers",
+		What:  "Ready says yes while new handlers do not take events",
+		Edits: []Edit{{File: "probes.go", Old: "if len(lag.NotBegun) > 0 {", New: "if false {"}},
+		Tests: []Test{{".", "TestReadyWaitsForNewHandlers"}},
 	},
 	{
 		Name:  "removed_ignored",

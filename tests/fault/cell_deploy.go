@@ -115,25 +115,30 @@ func (d *deployment) start() {
 	}
 }
 
-// forward deploys the later release, process by process. The first time the producer is the last: a handler begins to take
-// events when it is there. Later it is the first, so that no program is able to apply what it appends.
+// forward deploys the later release, process by process. The first time the producer is in the middle: a handler begins to
+// take events when a program with it has started. Later it is the first, so that no program is able to apply what it appends.
 func (d *deployment) forward() {
 	d.producer.More["shifts"] = "yes"
-	known := d.has("forward")
-	if known {
+	half := func() {
+		d.await("the new handlers to take events", func() bool { return d.countOf(notBegunSQL, readName, shiftedAs) == 0 })
 		d.to(d.producer, later)
 	}
-	d.roll(later)
-	if !known {
+	if d.has("forward") {
 		d.to(d.producer, later)
+		half = func() {}
 	}
+	d.roll(later, half)
 	d.promote(2)
 	d.inject("forward", 1)
 }
 
+// notBegunSQL counts the read models that do not take events of a type. The earlier version of the one with versions never does.
+const notBegunSQL = `select count(*) from kinora.checkpoints where not (projector = $1 and generation = 1)
+	and not handlers @> jsonb_build_array(jsonb_build_object('type', $2::text))`
+
 // back deploys the earlier release again. While none of the later processes runs, what only they can apply waits.
 func (d *deployment) back() {
-	d.roll(earlier)
+	d.roll(earlier, func() {})
 	d.promote(1)
 	d.to(d.producer, earlier)
 	d.inject("back", 1)
@@ -148,8 +153,8 @@ func (d *deployment) promote(number int) {
 	}
 }
 
-// roll replaces one process of each role, lets both releases run side by side, and replaces the others.
-func (d *deployment) roll(release string) {
+// roll replaces one process of each role, calls half, lets both releases run side by side, and replaces the others.
+func (d *deployment) roll(release string, half func()) {
 	for i := range deployReplicas {
 		for j := range d.consumers { // in any order
 			k := j + d.intn(len(d.consumers)-j)
@@ -162,6 +167,7 @@ func (d *deployment) roll(release string) {
 			d.sleep(d.between(50*time.Millisecond, 300*time.Millisecond))
 		}
 		if i == 0 {
+			half()
 			d.sideBySide()
 		}
 	}

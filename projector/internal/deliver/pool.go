@@ -280,17 +280,22 @@ func (w *Worker) findHandlers(ctx context.Context, msgs []*model.Message) error 
 	if err != nil {
 		return err
 	}
-	lacking := follow.HandlersOf(w.pool.Projector).Lacking(c.Handlers)
+	lacking := w.handlers().Lacking(c.Handlers)
 	for _, m := range msgs {
 		if without(m) {
-			w.pool.Projector.Await(m, lacking[m.Raw.Type])
+			w.pool.Projector.Await(m, lacking.Of(m.Raw.Type, m.Position))
 		}
 	}
 	return nil
 }
 
+func (w *Worker) handlers() *follow.Handlers {
+	p := w.pool.Projector
+	return follow.HandlersOf(p.ByType, p.Rules.Removed...)
+}
+
 // earlier returns the events of the messages' streams that are before them and not applied, in
-// order of position.
+// order of position. Those for handlers of other programs too: they are parked, and what comes behind them waits.
 func (w *Worker) earlier(ctx context.Context, msgs []*model.Message) ([]*model.Message, error) {
 	h, p, g := w.pool.Host, w.pool.Projector, w.pool.Current.Load()
 	ctx, cancel := h.Limited(ctx)
@@ -313,12 +318,14 @@ func (w *Worker) earlier(ctx context.Context, msgs []*model.Message) ([]*model.M
 	for _, m := range msgs {
 		seen[m.ID] = true
 	}
-	before := slices.DeleteFunc(events, func(e eventstore.Raw) bool { return seen[e.ID] || len(p.ByType[e.Type]) == 0 })
-	missing, err := follow.Unapplied(ctx, h.Store, g.Build, p.ByType, before)
+	lacking := w.handlers().Lacking(c.Handlers)
+	takers := w.handlers().Takers(lacking)
+	before := slices.DeleteFunc(events, func(e eventstore.Raw) bool { return seen[e.ID] || len(takers[e.Type]) == 0 })
+	missing, err := follow.Unapplied(ctx, h.Store, g.Build, takers, before)
 	if err != nil {
 		return nil, err
 	}
-	all := p.Taken(missing, h.LogID.Load().String(), nil)
+	all := p.Taken(missing, h.LogID.Load().String(), lacking)
 	return all, w.Applier.Turn.Asker.Ask(ctx, g, nil, all)
 }
 

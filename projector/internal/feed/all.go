@@ -66,7 +66,7 @@ func (a *All) Begin(ctx context.Context) error {
 			return err
 		}
 		for tries := 1; f.main.post != nil; tries++ {
-			_, err := f.main.post.Begin(ctx, f.Current())
+			err := f.begin(ctx, f.main, f.Current())
 			if errors.Is(err, provider.ErrEnded) && !f.Kept { // it was retired since it was chosen
 				if err = f.Choose(ctx); err == nil {
 					continue

@@ -42,7 +42,7 @@ type Feeder struct {
 
 // Init completes a Feeder. At first it feeds the first generation.
 func (f *Feeder) Init() {
-	f.handlers, f.others = follow.HandlersOf(f.Projector), map[int]*crew{}
+	f.handlers, f.others = follow.HandlersOf(f.Projector.ByType, f.Projector.Rules.Removed...), map[int]*crew{}
 	f.Maker = &rebuild.Maker{Host: f.Host, Projector: f.Projector, Worker: &unit.Worker{Host: f.Host, Projector: f.Projector, Group: &unit.Group{}, Crashes: f.Crashes}}
 	f.main = f.newCrew(&generation.Row{Build: provider.Build{Projector: f.Projector.Name, Generation: 1}, State: provider.GenerationLive})
 }
@@ -189,7 +189,7 @@ func (f *Feeder) look(ctx, hard context.Context, all []*generation.Row) (changed
 func (f *Feeder) feedMain(ctx context.Context, was, main *generation.Row) error {
 	other := was.Build != main.Build && f.main.post != nil
 	if other && main.Generation > 0 {
-		if _, err := f.main.post.Begin(ctx, main); err != nil { // its units must find a checkpoint
+		if err := f.begin(ctx, f.main, main); err != nil {
 			return err
 		}
 		f.Host.Logger.Info("the projector feeds another generation", "projector", f.Projector.Name, "generation", main.Generation, "state", main.State)
@@ -201,6 +201,15 @@ func (f *Feeder) feedMain(ctx context.Context, was, main *generation.Row) error 
 	return nil
 }
 
+// begin makes sure that a generation has a checkpoint, which units must find, and announces the handlers of this program.
+func (f *Feeder) begin(ctx context.Context, c *crew, g *generation.Row) error {
+	_, err := c.post.Begin(ctx, g)
+	if err == nil && g.Generation > 0 && !f.Me.Tool {
+		err = c.post.Announce(ctx, g.Build)
+	}
+	return err
+}
+
 // feedOther starts a crew of another generation, or updates what a running one knows.
 func (f *Feeder) feedOther(ctx, hard context.Context, g *generation.Row) error {
 	if c := f.others[g.Generation]; c != nil { // only this goroutine writes others
@@ -210,7 +219,7 @@ func (f *Feeder) feedOther(ctx, hard context.Context, g *generation.Row) error {
 		return nil
 	}
 	c := f.newCrew(g)
-	if _, err := c.post.Begin(ctx, g); err != nil {
+	if err := f.begin(ctx, c, g); err != nil {
 		return err
 	}
 	work, cancel := context.WithCancel(ctx)

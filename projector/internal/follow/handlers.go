@@ -2,6 +2,7 @@ package follow
 
 import (
 	"context"
+	"maps"
 	"slices"
 
 	"github.com/kinora-go/kinora/eventstore"
@@ -15,8 +16,11 @@ type Handlers struct {
 	removed []string // names of handlers that this program no longer has
 }
 
-// HandlersOf returns the handlers of a projector.
-func HandlersOf(p *model.Projector) *Handlers { return &Handlers{p.ByType, p.Rules.Removed} }
+// HandlersOf returns the handlers of a program, by the type of their events. removed are the names of those that it no
+// longer has.
+func HandlersOf(byType map[string][]provider.Handler, removed ...string) *Handlers {
+	return &Handlers{byType, removed}
+}
 
 // From returns the handlers and types of this program, and those that are recorded and that it lacks. What is recorded
 // keeps the position at which it began, and the others begin at a position.
@@ -70,11 +74,70 @@ func (o *Handlers) Lacking(recorded []provider.Began) model.Lacking {
 	return byType
 }
 
+// Takers returns the handlers by the type of their events, also those that this program lacks.
+func (o *Handlers) Takers(lacking model.Lacking) map[string][]provider.Handler {
+	if len(lacking) == 0 {
+		return o.byType
+	}
+	all := maps.Clone(o.byType)
+	for eventType, began := range lacking {
+		all[eventType] = slices.Clone(all[eventType])
+		for _, b := range began {
+			all[eventType] = append(all[eventType], provider.Handler{Name: b.Handler, Was: b.Was})
+		}
+	}
+	return all
+}
+
+// Added returns the handlers of this program that are not recorded.
+func (o *Handlers) Added(recorded []provider.Began) (added []provider.Began) {
+	was, _ := o.compare(recorded)
+	for eventType, handlers := range o.byType {
+		for i, h := range handlers {
+			if was[eventType][i] == nil {
+				added = append(added, provider.Began{Handler: h.Name, Was: h.Was, Type: eventType})
+			}
+		}
+	}
+	slices.SortFunc(added, provider.Began.Compare)
+	return added
+}
+
+// with returns what is recorded, and the handlers of programs that have started, unless this program has removed them. They
+// begin at a position.
+func (o *Handlers) with(recorded, coming []provider.Began, position int64) []provider.Began {
+	all := slices.Clone(recorded)
+	for _, b := range coming {
+		if !Has(all, b) && !slices.Contains(o.removed, b.Handler) {
+			b.Position = position
+			all = append(all, b)
+		}
+	}
+	return all
+}
+
+// Has reports whether a handler is in a list.
+func Has(all []provider.Began, b provider.Began) bool {
+	return slices.ContainsFunc(all, func(a provider.Began) bool { return isSame(a, b) })
+}
+
+// Names returns the names of handlers, each once.
+func Names(of []provider.Began) (names []string) {
+	for _, b := range of {
+		if !slices.Contains(names, b.Handler) {
+			names = append(names, b.Handler)
+		}
+	}
+	return names
+}
+
+func isSame(a, b provider.Began) bool {
+	return a.Type == b.Type && a.Is(provider.Handler{Name: b.Handler, Was: b.Was})
+}
+
 // Match reports whether this program has, or lacks, the recorded handlers, and has no other ones.
 func (o *Handlers) Match(recorded []provider.Began) bool {
-	return slices.EqualFunc(o.From(recorded, 0), recorded, func(a, b provider.Began) bool {
-		return a.Type == b.Type && b.Is(provider.Handler{Name: a.Handler, Was: a.Was})
-	})
+	return slices.EqualFunc(o.From(recorded, 0), recorded, isSame)
 }
 
 // reportAdded logs how many earlier events the handlers that begin now do not get. It counts up to
@@ -86,10 +149,7 @@ func (r *Reader) reportAdded(ctx context.Context, recorded []provider.Began) {
 	const most = 10_000
 	counted := map[string]int{}
 	for _, b := range r.at.Handlers {
-		isRecorded := func(was provider.Began) bool {
-			return was.Type == b.Type && was.Is(provider.Handler{Name: b.Handler, Was: b.Was})
-		}
-		if b.Position != r.at.Place.Position || slices.ContainsFunc(recorded, isRecorded) {
+		if b.Position != r.at.Place.Position || Has(recorded, b) {
 			continue
 		}
 		missed, ok := counted[b.Type]

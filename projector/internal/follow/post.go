@@ -63,7 +63,8 @@ func (p *Post) Attach(ctx context.Context, g *generation.Row) (*Reader, error) {
 	if err := r.resetLost(ctx, g); err != nil {
 		return nil, err
 	}
-	if c.Split().Count > 0 && !c.Restored && !p.Handlers.Match(c.Handlers) {
+	change := len(p.Handlers.with(c.Handlers, g.Coming, 0)) > len(c.Handlers) || !p.Handlers.Match(c.Handlers)
+	if change && c.Split().Count > 0 && !c.Restored {
 		// Handlers begin and end at a position that all segments stand still at.
 		if err := r.standStill(ctx); err != nil {
 			return nil, err
@@ -78,14 +79,18 @@ func (p *Post) Attach(ctx context.Context, g *generation.Row) (*Reader, error) {
 		return nil, err
 	}
 	to.Restoring = c.Restoring || c.Restored
-	to.Restored, to.Token, to.Handlers = false, p.Token, p.Handlers.From(c.Handlers, furthest(&c))
+	position := furthest(&c)
+	to.Restored, to.Token, to.Handlers = false, p.Token, p.Handlers.From(p.Handlers.with(c.Handlers, g.Coming, position), position)
 	if p.Projector.Rules.OnlyLog || !g.IsLive() {
 		to.Mode = provider.ModeCatchUp
 	}
 	if err := r.set(ctx, to); err != nil {
 		return nil, err
 	}
-	r.cursor.late = lateOf(&r.at)
+	r.cursor.late, r.lacking = lateOf(&r.at), p.Handlers.Lacking(to.Handlers)
+	if err := r.answer(ctx, g); err != nil {
+		return r, err
+	}
 	if err := r.setEarlier(ctx); err != nil {
 		return r, err
 	}
@@ -217,6 +222,34 @@ func (p *Post) Begin(ctx context.Context, g *generation.Row) (provider.Checkpoin
 		created, err := p.Host.Store.SetCheckpoint(ctx, g.Build, provider.Checkpoint{}, c)
 		if created || err != nil {
 			return c, err
+		}
+	}
+}
+
+// Announce tells the reader of a generation which handlers of this program the checkpoint lacks. It may belong to an older
+// program, and leaves their events to this one from then on.
+func (p *Post) Announce(ctx context.Context, b provider.Build) error {
+	for {
+		limited, cancel := p.Host.Limited(ctx)
+		c, err := p.Host.Store.Checkpoint(limited, b)
+		cancel()
+		added := p.Handlers.Added(c.Handlers)
+		if err != nil || c.Mode == 0 || len(added) == 0 {
+			return err
+		}
+		g, err := p.Host.Generation(ctx, b)
+		if err != nil {
+			return err
+		}
+		all := p.Handlers.with(g.Coming, added, 0)
+		if len(all) == len(g.Coming) {
+			return nil
+		}
+		limited, cancel = p.Host.Limited(ctx)
+		changed, err := generation.Change(limited, p.Host.Store, g, func(g *generation.Row) { g.Coming = all })
+		cancel()
+		if changed || err != nil {
+			return err
 		}
 	}
 }

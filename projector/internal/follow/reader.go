@@ -92,8 +92,11 @@ func (r *Reader) setMode(ctx context.Context, mode provider.Mode) error {
 // more says whether the next call can follow at once.
 func (r *Reader) Ready(ctx, hard context.Context, g *generation.Row) (ready, more bool, err error) {
 	now := r.Host.Clock()
-	if r.Yield.Left(now, YieldFor) {
+	switch {
+	case r.Yield.Left(now, YieldFor):
 		return false, false, ErrYields
+	case r.isToRecord(g):
+		return false, false, provider.ErrFenced
 	}
 	if now.Sub(r.cursor.verified) > r.Host.Lease/3 {
 		if err := r.verifyLog(ctx, r.Build, r.at); err != nil {
@@ -122,6 +125,24 @@ func (r *Reader) Ready(ctx, hard context.Context, g *generation.Row) (ready, mor
 	}
 	paused := g.Paused && g.IsReplaying() || r.Host.Paused(r.Projector.Name)
 	return !paused, false, nil
+}
+
+// isToRecord reports whether programs have started with handlers that the checkpoint lacks.
+func (r *Reader) isToRecord(g *generation.Row) bool {
+	return r.Segment == 0 && slices.ContainsFunc(g.Coming, func(b provider.Began) bool { return !Has(r.at.Handlers, b) })
+}
+
+// answer says that the reader has recorded the handlers of programs that have started, or has not because this program has
+// removed them.
+func (r *Reader) answer(ctx context.Context, g *generation.Row) error {
+	if len(g.Coming) == 0 {
+		return nil
+	}
+	r.Host.Logger.Info("a program with new handlers has started", "projector", r.Projector.Name, "generation", g.Number(), "handlers", Names(g.Coming))
+	_, _, err := r.Progress.Change(ctx, g, func(now *generation.Row) {
+		now.Coming = slices.DeleteFunc(slices.Clone(now.Coming), func(b provider.Began) bool { return Has(g.Coming, b) })
+	})
+	return err
 }
 
 // completing is the owner of events with markers: the checkpoint does not move.
@@ -175,7 +196,7 @@ func (r *Reader) Accept(ctx context.Context, g *generation.Row, events []eventst
 func (r *Reader) Unapplied(ctx context.Context, events []eventstore.Raw) (missing []eventstore.Raw, err error) {
 	ctx, cancel := r.Host.Limited(ctx)
 	defer cancel()
-	return Unapplied(ctx, r.Host.Store, r.Build, r.byType(), events)
+	return Unapplied(ctx, r.Host.Store, r.Build, r.Handlers.Takers(r.lacking), events)
 }
 
 // Filter selects the events that the generation takes, also those of handlers that this program lacks.
@@ -188,21 +209,6 @@ func (r *Reader) Filter() eventstore.LogFilter {
 	slices.Sort(f.Types)
 	f.Types = slices.Compact(f.Types)
 	return f
-}
-
-// byType returns the handlers of the generation, also those that this program lacks.
-func (r *Reader) byType() map[string][]provider.Handler {
-	if len(r.lacking) == 0 {
-		return r.Projector.ByType
-	}
-	all := maps.Clone(r.Projector.ByType)
-	for eventType, lacking := range r.lacking {
-		all[eventType] = slices.Clone(all[eventType])
-		for _, b := range lacking {
-			all[eventType] = append(all[eventType], provider.Handler{Name: b.Handler, Was: b.Was})
-		}
-	}
-	return all
 }
 
 // pageSize is the most events of a query that needs no data, or whose events are probably applied.

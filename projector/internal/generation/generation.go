@@ -40,6 +40,8 @@ type Feeds struct {
 	Tables   []string `json:"tables,omitempty"`   // to drop when it is retired
 	Kept     []string `json:"kept,omitempty"`     // that were not dropped when its projector was forgotten
 	Handlers []string `json:"handlers,omitempty"` // all names in its markers
+	// Coming are handlers of programs that have started, which its reader is to record in the checkpoint.
+	Coming []provider.Began `json:"coming,omitempty"`
 	// Skipped are the ids of the events that operators have skipped in earlier generations.
 	Skipped []string `json:"skipped,omitempty"`
 }

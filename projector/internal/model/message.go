@@ -94,7 +94,6 @@ type Message struct {
 	Replayed   bool             // another generation has applied it: its output is dropped
 	Contested  bool             // another generation may apply it at the same time
 	Skipped    bool             // an operator has skipped it in an earlier generation
-	Lacking    []string         // handlers that take it and that this program does not have
 	decoding   decoding
 }
 
@@ -260,14 +259,14 @@ func (p *Projector) LacksDecoder(parked *provider.Parked) bool {
 // Lacking are the handlers of a generation that this program does not have, by the type of their events.
 type Lacking map[string][]provider.Began
 
-// Of returns the names of those that take an event.
-func (l Lacking) Of(e *eventstore.Raw) (names []string) {
-	for _, b := range l[e.Type] {
-		if b.Position < e.Position {
-			names = append(names, b.Handler)
+// Of returns those that take an event.
+func (l Lacking) Of(eventType string, position int64) (handlers []provider.Handler) {
+	for _, b := range l[eventType] {
+		if b.Position < position {
+			handlers = append(handlers, provider.Handler{Name: b.Handler, Was: b.Was})
 		}
 	}
-	return names
+	return handlers
 }
 
 // Taken returns the messages of the events of the log that the projector takes. One that handlers of lacking take too is to
@@ -275,37 +274,36 @@ func (l Lacking) Of(e *eventstore.Raw) (names []string) {
 func (p *Projector) Taken(events []eventstore.Raw, log string, lacking Lacking) []*Message {
 	msgs := make([]*Message, 0, len(events))
 	for _, raw := range events {
-		names := lacking.Of(&raw)
-		if len(p.ByType[raw.Type])+len(names) == 0 && !slices.Contains(p.Rules.Categories, provider.Category(raw.Stream)) {
+		others := lacking.Of(raw.Type, raw.Position)
+		if len(p.ByType[raw.Type])+len(others) == 0 && !slices.Contains(p.Rules.Categories, provider.Category(raw.Stream)) {
 			continue
 		}
 		m := p.Accept(Logged(raw, log), nil)
-		if m == nil && len(names) > 0 { // this program ignores its type
+		if m == nil && len(others) > 0 { // this program ignores its type
 			m = &Message{Received: Logged(raw, log), Lane: p.laneOf(raw.Stream, raw.ID)}
 		}
 		if m == nil {
 			continue
 		}
-		if m.Mark, m.Position, m.Lacking = p.Keeps.Markers, raw.Position, names; len(names) > 0 {
-			p.setAside(m, ErrNoHandler, 1, names)
-		}
+		m.Mark, m.Position = p.Keeps.Markers, raw.Position
+		p.Await(m, others)
 		msgs = append(msgs, m)
 	}
 	return msgs
 }
 
-// Await makes a delivery, for which this program has no handler, one that waits for handlers of other programs. As for its own
-// handlers, the unit finds out by the checkpoint and the markers whether they have applied it.
-func (p *Projector) Await(m *Message, handlers []provider.Began) {
-	var names []string
-	for _, b := range handlers {
-		if b.Position < m.Position {
-			m.Handlers, names = append(m.Handlers, provider.Handler{Name: b.Handler, Was: b.Was}), append(names, b.Handler)
-		}
+// Await makes a message wait for handlers of other programs too, if there are any. As for its own handlers, the unit finds out
+// by the checkpoint and the markers whether they have applied it.
+func (p *Projector) Await(m *Message, others []provider.Handler) {
+	if len(others) == 0 {
+		return
 	}
-	if len(names) > 0 {
-		p.setAside(m, ErrNoHandler, 1, names)
+	names := make([]string, len(others))
+	for i := range others {
+		names[i] = others[i].Name
 	}
+	m.Handlers = slices.Concat(m.Handlers, others) // the handlers of a type are shared
+	p.setAside(m, ErrNoHandler, 1, names)
 }
 
 // laneOf returns the lane of a message with a key, or an id.
@@ -348,9 +346,6 @@ func (m *Message) Row(b provider.Build, fresh []bool, class provider.Class, code
 		if !named && fresh[j] { // the unit writes its marker, so only this field lists it
 			row.Handlers = append(row.Handlers, h.Name)
 		}
-	}
-	if !named {
-		row.Handlers = append(row.Handlers, m.Lacking...)
 	}
 	return row
 }
