@@ -50,8 +50,8 @@ var (
 	// ErrNoMarkers: the projector has neither markers nor a checkpoint, so nothing records which
 	// events it has applied.
 	ErrNoMarkers = errors.New("no markers: Wait requires a runner FromLog, or Options.Markers and a store that keeps markers")
-	// ErrHalted: a message of a projector with Halt is stuck. A new runner starts after it is
-	// replayed or skipped.
+	// ErrHalted: a message of a projector with Halt is stuck, or this program is unable to apply it. A new runner starts
+	// after it is replayed or skipped, or another program has applied it.
 	ErrHalted = model.ErrHalted
 	// ErrNoCheckpoint: the projector has no checkpoint, because no runner has read a log for it.
 	ErrNoCheckpoint = errors.New("the projector has no checkpoint: start a runner that reads the log")

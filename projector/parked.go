@@ -68,7 +68,7 @@ func Skip(ctx context.Context, p provider.Parking, f ParkedFilter, d Decision) (
 //   - A message that fails again is not an error: it stays parked. List the parked messages
 //     afterwards.
 //   - ErrGeneration: no generation of the read model is that of p's Version.
-//   - ErrHalted: p has the option Halt, and a message is stuck.
+//   - ErrHalted: p has the option Halt, and a message is stuck or p is unable to apply it.
 //   - provider.ClassUnable: messages need what this program lacks, such as cfg.Decode (the code "no_decoder") or a schema version
 //     ("unregistered"). They and those behind them continue to wait; the others are applied.
 //   - If ctx ends, it returns nil after the message in flight.

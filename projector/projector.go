@@ -196,7 +196,8 @@ type Options struct {
 	RebuildOnChange RebuildHow
 	// Removed are the names of handlers that an earlier program had and that were removed on purpose. Without it, a program
 	// that lacks a handler is taken for an older one: it parks the events of the handler, and those behind them in their
-	// streams, for a program that has it. Once no old program runs any more, the name may be left out here.
+	// streams, for a program that has it. The name may be left out once no old program runs and nothing is
+	// parked for the handler.
 	Removed []string
 	// Tables are the names of the read model's tables, without a suffix (see Table), and with the
 	// schema unless that is the default one: "reports.ratings". They are emptied before a rebuild in
@@ -221,8 +222,8 @@ const (
 	ParkKey Parking = iota
 	// ParkMessage: only the message itself is parked. Then the order in its key is not guaranteed.
 	ParkMessage
-	// Halt: like ParkKey. In addition, once a message is stuck the runner ends with ErrHalted,
-	// and no runner starts until the message is replayed or skipped. This stops all projectors of
+	// Halt: like ParkKey. In addition, once a message is stuck, or this program is unable to apply it, the runner ends
+	// with ErrHalted. None starts until it is replayed or skipped, or another program has applied it. This stops all projectors of
 	// the runner: use a separate runner for this one.
 	Halt
 )

@@ -182,7 +182,7 @@ func (r *Runner) Late() map[string]time.Duration { return r.host.Loops.Late(r.cf
 // flight, and returns nil.
 //   - outbox.ErrDrain: that took longer than RunnerConfig.Drain. Units in flight are canceled,
 //     rolled back, and not acked.
-//   - ErrHalted: a projector with Halt has a stuck message, at the start or later.
+//   - ErrHalted: a projector with Halt has a message that is stuck or that this program is unable to apply.
 //   - ErrLogChanged: the log is not the one of a checkpoint, or no longer has its event.
 //   - It also returns an error if the store is not ready, for example not migrated, if a
 //     subscription fails or ends by itself, and on a second call.
@@ -344,7 +344,7 @@ func (r *Runner) reportRenamed(ctx context.Context) {
 		for _, handler := range stored {
 			if p.Marks && strings.HasPrefix(handler, p.Name+"/") && !slices.Contains(p.Marked, handler) {
 				r.cfg.Logger.Warn("the projector has no handler of this name, but markers of it. If it was renamed, declare the name with Was: "+
-					"otherwise redelivered messages take effect again. If it was removed, call marker.Drop", "projector", p.Name, "handler", handler)
+					"otherwise redelivered messages take effect again. If it was removed, and no newer program has it, call marker.Drop", "projector", p.Name, "handler", handler)
 			}
 		}
 	}

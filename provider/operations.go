@@ -127,7 +127,7 @@ func (r *ServiceReport) Capability(projector string) *Capability {
 // Serves reports whether a runner applies messages to a projector.
 func (r *ServiceReport) Serves(projector string) bool { return r.Capability(projector) != nil }
 
-// Defines reports whether a worker defines all these kinds. One of an earlier version reports no kinds: it may define any.
+// Defines reports whether a worker defines all these kinds. One built with an earlier version of Kinora reports no kinds: it may define any.
 func (r *ServiceReport) Defines(kinds ...string) bool {
 	return r.Kind == "worker" && (len(r.Kinds) == 0 ||
 		!slices.ContainsFunc(kinds, func(kind string) bool { return !slices.Contains(r.Kinds, kind) }))

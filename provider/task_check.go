@@ -36,7 +36,7 @@ func (taskEnded) Is(target error) bool { return target == ErrTaskVersion }
 // Codes of tasks that providers and workers share.
 const (
 	CodeVanished = "vanished" // a lease ended without a change: its worker may have crashed
-	CodeUnknown  = "unknown"  // a worker of an earlier version, which did not define its kind, has abandoned it
+	CodeUnknown  = "unknown"  // a worker built with an earlier version of Kinora, which did not define its kind, has abandoned it
 )
 
 var (

@@ -16,7 +16,7 @@ import (
 
 var deployCell = &cell{
 	// Promise: G6.9, G7.10
-	name: "deploy", number: 44,
+	name: "deploy", number: 46,
 	summary: "an old and a new program side by side, rolled forward and back under load and kill -9: a new schema version, type, handler, kind of tasks and version of a read model, a handler and a projector renamed, a handler removed; over the log, segments, a broker, Redis and tasks",
 	full:    6 * time.Minute, short: 2 * time.Second, alone: true,
 	requires: []string{"forward", "back", "side_by_side", "unable", "kill_consumer", "tasks_of_later", "promoted"}, run: runDeploy,

@@ -315,7 +315,7 @@ func TestAProjectorIsForgottenAndReleased(t *testing.T) {
 	_, found, _ := w.run("doctor", "--lag", "1ms")
 	require.NotContains(t, found, "ratings")
 	require.Contains(t, w.fails(1, "projectors", "release", "none", "--reason", "r"), "is not forgotten")
-	require.Contains(t, w.ok("projectors", "release", "ratings", "--reason", "r"), "begins anew")
+	require.Contains(t, w.ok("projectors", "release", "ratings", "--reason", "r"), "begins at Options.From")
 	w.fixed.Store(true)
 	w.rate("cup", 5)
 	w.start(w.runner())

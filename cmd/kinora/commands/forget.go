@@ -66,7 +66,7 @@ func (c *projectorsReleaseCmd) Run(ctx context.Context, app *App) error {
 			return err
 		}
 		return app.show(map[string]string{"released": c.Projector}, func(w io.Writer) {
-			_, _ = fmt.Fprintln(w, printable(c.Projector), "is released: a runner of it begins anew")
+			_, _ = fmt.Fprintln(w, printable(c.Projector), "is released: a runner of it begins at Options.From")
 		})
 	})
 }

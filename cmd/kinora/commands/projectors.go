@@ -28,7 +28,7 @@ type projectorsCmd struct {
 	Promote generationCmd        `cmd:"" help:"Make a generation live: the one before (a rollback), or a rebuild that waits."`
 	Drop    generationCmd        `cmd:"" help:"Drop the tables of a generation that was kept for a rollback."`
 	Forget  projectorsForgetCmd  `cmd:"" help:"Delete what is stored of a projector that no program has any more. Shows what that is, and asks."`
-	Release projectorsReleaseCmd `cmd:"" help:"Let the name of a forgotten projector be used again: a new one begins anew."`
+	Release projectorsReleaseCmd `cmd:"" help:"Let the name of a forgotten projector be used again, by one that begins at Options.From."`
 }
 
 type projectorsLsCmd struct{}
