@@ -34,8 +34,13 @@ func (a *Admin) doctor(ctx context.Context, l provider.DiagnosisLimits) (found [
 		if found, err = d.Diagnose(ctx, l); err != nil {
 			return nil, err
 		}
-	} else if found, err = a.findSchema(ctx); err != nil {
-		return nil, err
+	}
+	if !slices.ContainsFunc(found, func(f provider.Finding) bool { return f.Blocks || f.Check == provider.FindingSchema }) {
+		schema, err := a.findSchema(ctx)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, schema...)
 	}
 	if slices.ContainsFunc(found, func(f provider.Finding) bool { return f.Blocks }) {
 		return found, nil

@@ -327,6 +327,12 @@ func TestDoctorNamesMissingAndNewerMigrations(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, titles(found)[0], "A newer program has migrated the database")
 	require.Equal(t, "99", value(found[0], "database"))
+	_, err = db.Pool().Exec(t.Context(), `update kinora.migrations set oldest = 1 where version_id = 99`)
+	require.NoError(t, err)
+	found, err = adminOf(t, db).Doctor(t.Context(), soon)
+	require.NoError(t, err)
+	require.Equal(t, "Programs of this version run on it.", found[0].Meaning, "during a deployment")
+	require.False(t, found[0].Blocks)
 }
 
 // Check 8.

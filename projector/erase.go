@@ -42,6 +42,7 @@ func erased[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx]) *model
 		one.Rules.Filter = eventstore.LogFilter{Types: p.Takes()}
 	}
 	one.Complete()
+	one.Announced = func() { p.announced.Store(true) }
 	one.Do = func(ctx context.Context, unit provider.Unit, body model.Body) error {
 		return u.Do(ctx, unit, func(ctx context.Context, tx Tx, found provider.Found) (provider.Closing, error) {
 			return body(ctx, p.calls(r, byName, tx), found)

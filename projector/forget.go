@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/kinora-go/kinora/internal/check"
+	"github.com/kinora-go/kinora/projector/internal/follow"
 	"github.com/kinora-go/kinora/projector/internal/generation"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -45,6 +46,7 @@ type ForgetStore interface {
 //   - ErrGeneration: a runner of the projector is alive, as far as reports and leases show, or the projector is being
 //     rebuilt blue/green or verified. Nothing was changed.
 //   - ErrInput: nothing is stored of a projector with this name, or d is not complete.
+//   - If the store is not ready for runners, for example because its role lacks rights, nothing was changed.
 //
 // Markers of handlers whose names begin with the projector's are deleted: no other projector may have one in its Was.
 func Forget(ctx context.Context, s ForgetStore, projector string, o ForgetOptions, d Decision) (f Forgotten, err error) {
@@ -59,6 +61,11 @@ func Forget(ctx context.Context, s ForgetStore, projector string, o ForgetOption
 	found, err := one.count(ctx)
 	if err != nil {
 		return f, err
+	}
+	if c, ok := s.(provider.ReadyChecker); ok && !o.Preview { // what lacks a right must not end in the middle
+		if err := c.ReadyFor(ctx, provider.RunnerService); err != nil {
+			return f, err
+		}
 	}
 	for done := false; !done && err == nil; {
 		isForgotten := generation.Tombstone(one.all) != nil
@@ -124,7 +131,11 @@ func (o *forgetting) count(ctx context.Context) (f Forgotten, err error) {
 		if c.Mode != 0 && !g.Cleared {
 			f.Checkpoints[g.Generation] = c.Place.Position
 		}
-		f.Tables = append(f.Tables, o.tables(g)...)
+		for _, t := range o.tables(g) {
+			if f.Tables = append(f.Tables, t.Table); t.Other != "" {
+				f.Tables = append(f.Tables, t.Other)
+			}
+		}
 	}
 	k, _ := o.ForgetStore.(provider.MarkerMaintainer)
 	for _, handler := range o.marked {
@@ -141,16 +152,17 @@ func (o *forgetting) count(ctx context.Context) (f Forgotten, err error) {
 	return f, err
 }
 
-// tables returns the tables of a generation, and the views that show them if it is the one that readers see.
-func (o *forgetting) tables(g *generation.Row) []string {
-	tables := slices.Concat(g.Tables, g.Kept)
-	if seen := generation.Live(o.all) == g || generation.Tombstone(o.all) == g; !seen || g.Suffix == "" {
-		return tables
+// tables returns the tables of a generation, with the views that show them if it is the one that readers see.
+func (o *forgetting) tables(g *generation.Row) (all []provider.TablePair) {
+	seen := generation.Live(o.all) == g || generation.Tombstone(o.all) == g
+	for _, table := range slices.Concat(g.Tables, g.Kept) {
+		pair := provider.TablePair{Table: table}
+		if seen && g.Suffix != "" {
+			pair.Other = strings.TrimSuffix(table, g.Suffix)
+		}
+		all = append(all, pair)
 	}
-	for _, table := range slices.Clone(tables) {
-		tables = append(tables, strings.TrimSuffix(table, g.Suffix))
-	}
-	return tables
+	return all
 }
 
 // allowed returns an error if the projector may be in use, or if nothing is stored of it.
@@ -217,18 +229,17 @@ func (o *forgetting) clear(ctx context.Context, d Decision) (done bool, err erro
 		if g.Cleared && (!o.drop || len(g.Kept) == 0) {
 			continue
 		}
-		handlers := map[string]bool{}
-		for _, name := range slices.Concat(o.marked, g.Handlers) {
-			handlers[name] = true
-		}
 		c, err := o.Checkpoint(ctx, g.Build)
 		if err != nil {
 			return false, err
 		}
-		for _, began := range c.Handlers {
-			handlers[began.Handler] = true
+		handlers := map[string]bool{}
+		for _, name := range slices.Concat(o.marked, g.Handlers, follow.Names(c.Handlers)) {
+			if strings.HasPrefix(name, o.name+"/") { // those in Was may be of another projector
+				handlers[name] = true
+			}
 		}
-		var tables []string
+		var tables []provider.TablePair
 		if o.drop {
 			tables = o.tables(g)
 		}

@@ -190,6 +190,55 @@ func TestForgetDropsTablesOnRequest(t *testing.T) {
 	})
 }
 
+// A handler's earlier name may be that of another projector, which has its own markers under it.
+// Promise: O5.1
+func TestForgetLeavesTheMarkersOfOthers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f := newDB(t), make(subscription)
+		other := projector.Define("q", types, delivered, projector.On("posted", note("q")))
+		heir := projector.Define("p", types, projector.Options{Markers: true, Version: 2}, projector.On("a", note("a")).Was("q/posted"))
+		stop := run(t, db, f, projector.RunnerConfig{}, other)
+		f.deliver(t, keyed("k", 1))
+		require.NoError(t, stop())
+		stop = run(t, db, f, projector.RunnerConfig{}, heir)
+		f.deliver(t, keyed("k", 2))
+		require.NoError(t, stop())
+		_, err := forget(t, db, projector.ForgetOptions{})
+		require.NoError(t, err)
+		stop = run(t, db, f, projector.RunnerConfig{}, other)
+		f.deliver(t, keyed("k", 1))
+		require.NoError(t, stop())
+		require.Equal(t, upTo(1), noted(db, "q", "k"))
+	})
+}
+
+// A store that is not ready for a runner is left as it is: what lacks a right would end in the middle.
+// Promise: O5.1
+func TestForgetRequiresTheRightsOfARunner(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	write(t, db, "k-1", 1)
+	u := provider.Unit{Projector: "p", Messages: []provider.Message{{ID: "m-1", Mark: true, Handlers: []provider.Handler{{Name: "p/a"}}}}}
+	require.NoError(t, db.Do(t.Context(), u, func(context.Context, txn, provider.Found) (provider.Closing, error) { return provider.Closing{}, nil }))
+	_, err := forget(t, unready{db}, projector.ForgetOptions{})
+	require.ErrorIs(t, err, errNo)
+	_, err = forget(t, unready{db}, projector.ForgetOptions{Preview: true})
+	require.NoError(t, err)
+	_, err = forget(t, db, projector.ForgetOptions{})
+	require.NoError(t, err, "it was not begun")
+}
+
+// unready is a store that is not ready for runners.
+type unready struct{ *memory.DB }
+
+func (unready) ReadyFor(_ context.Context, service provider.Service) error {
+	if service == provider.RunnerService {
+		return errNo
+	}
+	return nil
+}
+
 // A unit that is open when its projector is forgotten ends first, and none commits after it.
 // Promise: O5.1
 func TestForgetWaitsForAnOpenUnit(t *testing.T) {
@@ -255,7 +304,7 @@ func (s *interrupted) SetGeneration(ctx context.Context, all ...provider.Generat
 	return s.DB.SetGeneration(ctx, all...)
 }
 
-func (s *interrupted) ClearGeneration(ctx context.Context, b provider.Build, handlers, tables []string, limit int) (int, error) {
+func (s *interrupted) ClearGeneration(ctx context.Context, b provider.Build, handlers []string, tables []provider.TablePair, limit int) (int, error) {
 	if err := s.step(); err != nil {
 		return 0, err
 	}

@@ -16,12 +16,13 @@ import (
 // Projector is the definition of a projector. Declare it at package level with Define, which
 // cannot fail: NewRunner returns the errors of a definition.
 type Projector[Tx any] struct {
-	name     string
-	types    *eventstore.Types
-	opts     Options
-	handlers []Handler[Tx]
-	unmarked atomic.Bool // the store of a runner in this process keeps no markers
-	logged   atomic.Bool // a runner in this process reads a log for it
+	name      string
+	types     *eventstore.Types
+	opts      Options
+	handlers  []Handler[Tx]
+	unmarked  atomic.Bool // the store of a runner in this process keeps no markers
+	logged    atomic.Bool // a runner in this process reads a log for it
+	announced atomic.Bool // and has said which handlers it has
 }
 
 // Name returns the projector's name.

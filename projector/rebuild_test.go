@@ -244,7 +244,7 @@ func TestVerifyFindsAndRepairsExactlyTheWrongRows(t *testing.T) {
 // unclearing is a store that drops no tables.
 type unclearing struct{ unit }
 
-func (unclearing) ClearGeneration(context.Context, provider.Build, []string, []string, int) (int, error) {
+func (unclearing) ClearGeneration(context.Context, provider.Build, []string, []provider.TablePair, int) (int, error) {
 	return 0, errNever
 }
 

@@ -105,11 +105,19 @@ func (o *answers) take(ctx, hard context.Context) {
 }
 
 // canAnswer reports whether this program can answer a request about a projector: the live read model is that of its
-// version, and it has what the messages of a dry run need. Otherwise the request waits for another program.
+// version, and it has what that has, for a verification, or what the messages of a dry run need. Otherwise the request waits
+// for another program.
 func (r *Runner) canAnswer(ctx context.Context, name string, a provider.Act) (bool, error) {
 	f := r.feeder(name)
 	if !f.Current().IsLive() {
 		return false, nil
+	}
+	if a.Verb == provider.VerbVerify {
+		err := f.Maker.Lacks(ctx, f.Current())
+		if errors.Is(err, ErrGeneration) {
+			return false, nil
+		}
+		return err == nil, err
 	}
 	var q provider.DryRunRequest
 	if a.Verb != provider.VerbDryRun || len(a.Detail) > 0 && json.Unmarshal(a.Detail, &q) != nil { // the answer says what is wrong with it

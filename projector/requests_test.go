@@ -1,11 +1,13 @@
 package projector_test
 
 import (
+	"context"
 	"encoding/json"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/memory"
@@ -61,6 +63,68 @@ func TestARequestWaitsForAProgramOfTheLiveVersion(t *testing.T) {
 		require.NoError(t, stopNew())
 		require.NoError(t, stopOld())
 	})
+}
+
+// A program that lacks a handler of the live read model, or the schema version of one of its events, neither verifies it nor
+// rebuilds it: the effects would be missing.
+// Promise: O2.2
+func TestVerificationsAndRebuildsAreLeftToAProgramThatHasAll(t *testing.T) {
+	t.Parallel()
+	of := func(schema int, more ...projector.Handler[txn]) *projector.Projector[txn] {
+		ups := []func(json.RawMessage) (json.RawMessage, error){unchanged, unchanged}
+		create := projector.OnCreate(func(context.Context, txn) error { return nil })
+		apply := projector.On("rated", func(ctx context.Context, tx txn, e eventstore.Event[rated]) error {
+			return noteIn(tx, projector.Table(ctx, "notes"), e.Stream, e.Data.Stars)
+		})
+		return projector.Define("p", eventstore.NewTypes(eventstore.Type[rated]("rated", ups[:schema-1]...)), projector.Options{Tables: []string{"notes"}},
+			append(more, create, apply)...)
+	}
+	again := projector.On("again", func(ctx context.Context, tx txn, e eventstore.Event[rated]) error {
+		return noteIn(tx, projector.Table(ctx, "notes"), "again "+e.Stream, e.Data.Stars)
+	})
+	for name, c := range map[string]struct {
+		older, newer *projector.Projector[txn]
+		schema       int
+		again        []int
+	}{
+		"a handler":        {of(1), of(1, again), 1, upTo(3)},
+		"a schema version": {of(1), of(2), 2, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				db := newDB(t)
+				begin := func(p *projector.Projector[txn]) func() error {
+					return start(t, newRunner(t, db, projector.FromLog(db), projector.RunnerConfig{}, p))
+				}
+				stopNew := begin(c.newer)
+				time.Sleep(time.Second)
+				for n := range 3 {
+					rate(t, db, "rated", c.schema, "k-1", n+1)
+				}
+				time.Sleep(time.Minute)
+				require.NoError(t, stopNew())
+				stopOld := begin(c.older)
+				time.Sleep(time.Minute)
+				_, err := c.older.Verify(t.Context(), db, projector.Verification{}, nil)
+				require.ErrorIs(t, err, projector.ErrGeneration)
+				verified := requestOf(t, db, provider.VerbVerify, provider.VerifyRequest{})
+				_, err = projector.RequestRebuild(t.Context(), db, "p", request(projector.BlueGreen))
+				require.NoError(t, err)
+				time.Sleep(time.Hour)
+				require.Equal(t, provider.ActRequested, requested(t, db, verified).State)
+				state(t, db, c.older, 2, "requested")
+				stopNew = begin(c.newer)
+				state(t, db, c.newer, 2, "live")
+				time.Sleep(time.Minute)
+				require.Equal(t, provider.ActDone, requested(t, db, verified).State)
+				require.Equal(t, upTo(3), noted(db, "notes", "k-1"))
+				require.Equal(t, c.again, noted(db, "notes", "again k-1"))
+				require.NoError(t, stopNew())
+				require.NoError(t, stopOld())
+			})
+		})
+	}
 }
 
 // A dry run of a message that a program is unable to apply waits for one that is able.

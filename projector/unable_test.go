@@ -54,10 +54,12 @@ func knowing(rates, renames int, opts projector.Options) *projector.Projector[tx
 	return projector.Define("p", eventstore.NewTypes(defs...), opts, handlers...)
 }
 
-func noteOf(tx txn, stream string, n int) error {
-	v, _ := tx.Get("a", stream)
+func noteOf(tx txn, stream string, n int) error { return noteIn(tx, "a", stream, n) }
+
+func noteIn(tx txn, table, stream string, n int) error {
+	v, _ := tx.Get(table, stream)
 	list, _ := v.([]int)
-	tx.Put("a", stream, append(slices.Clone(list), n))
+	tx.Put(table, stream, append(slices.Clone(list), n))
 	return nil
 }
 
@@ -254,6 +256,8 @@ func TestASuspectIsLeftToAProgramThatIsAble(t *testing.T) {
 		time.Sleep(time.Hour)
 		require.NoError(t, stop())
 		require.Equal(t, []string{"k-1 waiting unknown crashed 1"}, rows(parked(t, db)))
+		err := applyParked(t, db, projector.RunnerConfig{}, older())
+		require.Equal(t, provider.ClassUnable, provider.ClassOf(err), "a tool ends too: %v", err)
 		drain(t, db, projector.RunnerConfig{}, define(marked, note("a")))
 		require.Equal(t, upTo(1), noted(db, "a", "k"))
 	})

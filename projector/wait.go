@@ -265,7 +265,7 @@ type Lag struct {
 	Position int64     // every event up to it is applied or parked
 	Live     bool      // deliveries are applied; if false, the projector catches up with the log
 	// NotBegun are handlers of the projector that do not take events yet. A runner with them has started, next to an older
-	// program that reads the log. It records them within about two seconds.
+	// program that reads the log, which records them within about two seconds; or one of this process is about to run.
 	NotBegun []string
 }
 
@@ -315,11 +315,11 @@ func (p *Projector[Tx]) Lag(ctx context.Context, s State) (_ Lag, err error) {
 	return lag, nil
 }
 
-// notBegun returns the handlers that are not recorded, and that a runner has announced.
+// notBegun returns the handlers that are not recorded, and that a runner has announced, or one of this process will.
 func (p *Projector[Tx]) notBegun(ctx context.Context, s provider.Builds, takers map[string][]provider.Handler, recorded []provider.Began) ([]string, error) {
 	added := follow.HandlersOf(takers).Added(recorded)
-	if len(added) == 0 {
-		return nil, nil
+	if len(added) == 0 || p.logged.Load() && !p.announced.Load() {
+		return follow.Names(added), nil
 	}
 	all, err := generation.All(ctx, s, p.name)
 	if err != nil {

@@ -349,6 +349,17 @@ func CheckTables(names ...string) error {
 	return nil
 }
 
+// CheckClear checks the names that are given to Builds.ClearGeneration.
+func CheckClear(projector string, handlers []string, tables []TablePair) error {
+	var names []string
+	for _, t := range tables {
+		if names = append(names, t.Table); t.Other != "" {
+			names = append(names, t.Other)
+		}
+	}
+	return cmp.Or(CheckPrune(projector, handlers), CheckTables(names...))
+}
+
 // CheckQuestions checks the names of the handlers. A message's id may be any text.
 func CheckQuestions(questions []Question) error {
 	for i := range questions {

@@ -328,7 +328,7 @@ func (p *markedPair[Tx, Outer]) Unlogged(ctx context.Context, b Build, handlers 
 }
 
 // ClearGeneration implements Builds. The second store checks the state of the generation.
-func (p *markedPair[Tx, Outer]) ClearGeneration(ctx context.Context, b Build, handlers, tables []string, limit int) (int, error) {
+func (p *markedPair[Tx, Outer]) ClearGeneration(ctx context.Context, b Build, handlers []string, tables []TablePair, limit int) (int, error) {
 	if n, err := p.store.ClearGeneration(ctx, b, handlers, nil, limit); n > 0 || err != nil {
 		return n, err
 	}

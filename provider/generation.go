@@ -48,10 +48,10 @@ type Builds interface {
 	Unlogged(ctx context.Context, b Build, handlers []string) (bool, error)
 
 	// ClearGeneration deletes at most limit rows of a retired generation: markers of handlers, and parked messages with
-	// their lanes. It returns their number. If no row is left it drops tables and views, if they exist, and returns zero. The
-	// generation and its checkpoint stay. It returns ErrInput if the generation is not retired. The error has
-	// CodeReferenced if another table has a foreign key to one of tables, or on PostgreSQL another view reads one.
-	ClearGeneration(ctx context.Context, b Build, handlers, tables []string, limit int) (int, error)
+	// their lanes. It returns their number. If no row is left it drops tables that exist, and the view of each that shows it, and
+	// returns zero. The generation and its checkpoint stay. It returns ErrInput if the generation is not retired. The error
+	// has CodeReferenced if another table has a foreign key to one of tables, or on PostgreSQL another view reads one.
+	ClearGeneration(ctx context.Context, b Build, handlers []string, tables []TablePair, limit int) (int, error)
 }
 
 // Generation is a generation of a projector's read model.
@@ -245,7 +245,7 @@ type Live struct {
 }
 
 // TablePair is a table and its other name: the new name in Switch.Rename, the view that shows the
-// table in Switch.Show, the table to compare it with in Comparison. Names may have a schema:
+// table in Switch.Show and in ClearGeneration (empty: none), the table to compare it with in Comparison. Names may have a schema:
 // "reports.ratings". They are quoted, so they are case-sensitive.
 type TablePair struct{ Table, Other string }
 

@@ -240,7 +240,7 @@ func TestATableOfTheApplicationRefersToAReadModel(t *testing.T) {
 		require.NoError(t, projector.Control(t.Context(), db.Provider, "plants", 1, projector.Drop, ann))
 		require.NoError(t, stop())
 		drop := func() error {
-			_, err := db.ClearGeneration(t.Context(), provider.Build{Projector: "plants", Generation: 1}, []string{"plants/plant"}, []string{"parents_g1", "children_g1"}, 100)
+			_, err := db.ClearGeneration(t.Context(), provider.Build{Projector: "plants", Generation: 1}, []string{"plants/plant"}, []provider.TablePair{{Table: "parents_g1"}, {Table: "children_g1"}}, 100)
 			return err
 		}
 		err = drop()

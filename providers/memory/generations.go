@@ -85,15 +85,17 @@ func (db *Provider) Unlogged(ctx context.Context, b provider.Build, handlers []s
 }
 
 // ClearGeneration implements provider.Builds.
-func (db *Provider) ClearGeneration(ctx context.Context, b provider.Build, handlers, tables []string, limit int) (int, error) {
-	invalid := cmp.Or(provider.CheckPrune(b.Projector, handlers), provider.CheckTables(tables...))
+func (db *Provider) ClearGeneration(ctx context.Context, b provider.Build, handlers []string, tables []provider.TablePair, limit int) (int, error) {
+	invalid := provider.CheckClear(b.Projector, handlers, tables)
 	return update(ctx, db, "clear a generation", invalid, func(s *state, _ time.Time) (n int, err error) {
 		if g, _ := s.generations.get(buildKey(b)); g.State != provider.GenerationRetired {
 			return 0, fmt.Errorf("%w: generation %s is not retired: retire it first", provider.ErrInput, b)
 		}
 		if n = s.clear(b, handlers, max(limit, 1)); n == 0 {
 			for _, table := range tables {
-				s.tables, s.views = s.tables.drop(table), s.views.drop(table)
+				if s.tables = s.tables.drop(table.Table); s.shownBy(table.Other) == table.Table {
+					s.views = s.views.drop(table.Other)
+				}
 			}
 		}
 		return n, nil

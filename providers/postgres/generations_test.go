@@ -134,7 +134,7 @@ func TestClearGenerationInSteps(t *testing.T) {
 		isQueue(t, db)
 	}
 	of := provider.Build{Projector: "p", Generation: 1}
-	clears := func(tables ...string) (n int, err error) {
+	clears := func(tables ...provider.TablePair) (n int, err error) {
 		return db.ClearGeneration(t.Context(), of, []string{"p/a", "p/b"}, tables, 3)
 	}
 	_, err := clears()
@@ -144,7 +144,7 @@ func TestClearGenerationInSteps(t *testing.T) {
 	require.ErrorIs(t, err, provider.ErrInput, "a standby")
 	_, err = db.Pool().Exec(t.Context(), `update kinora.generations set state = 'retired'`)
 	require.NoError(t, err)
-	tables := []string{"totals", "s.T", "none"}
+	tables := []provider.TablePair{{Table: "totals"}, {Table: "s.T"}, {Table: "none"}}
 	var deleted []int
 	for {
 		n, err := clears(tables...)
@@ -176,11 +176,11 @@ func TestClearGenerationDoesNotWaitForReaders(t *testing.T) {
 	becomes(t, db, 1, provider.GenerationRetired)
 	require.NoError(t, pgx.BeginFunc(t.Context(), db.Pool(), func(tx pgx.Tx) error {
 		require.NoError(t, tx.QueryRow(t.Context(), `select count(*) from totals`).Scan(nil))
-		_, err := db.ClearGeneration(t.Context(), provider.Build{Projector: "p", Generation: 1}, nil, []string{"totals"}, 1)
+		_, err := db.ClearGeneration(t.Context(), provider.Build{Projector: "p", Generation: 1}, nil, []provider.TablePair{{Table: "totals"}}, 1)
 		hasCode(t, provider.CodeBusy, err)
 		return nil
 	}))
-	_, err := db.ClearGeneration(t.Context(), provider.Build{Projector: "p", Generation: 1}, nil, []string{"totals"}, 1)
+	_, err := db.ClearGeneration(t.Context(), provider.Build{Projector: "p", Generation: 1}, nil, []provider.TablePair{{Table: "totals"}}, 1)
 	require.NoError(t, err)
 }
 

@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -95,13 +96,39 @@ func (db *DB) Migrate(ctx context.Context) error {
 		return wrap("migrate", err)
 	}
 	defer closeConn(ctx, conn)
+	said := time.Now().Add(sayAfter - sayEvery) //nolint:forbidigo // the time that a person waits
+	for pause := lockPause; ; pause = min(2*pause, 30*time.Second) {
+		err = db.migrate(ctx, conn, &said)
+		if e := pgError(err); e == nil || e.Code != lockNotAvailable {
+			break
+		}
+		if pauses.Wait(ctx, pause, nil); ctx.Err() != nil {
+			err = ctx.Err()
+			break
+		}
+	}
+	if err == nil {
+		db.older.Store(false)
+	}
+	return wrap("migrate", err)
+}
+
+// A migration asks for locks for a second, and then again after a pause that doubles: what comes after it in the queue for a
+// lock waits meanwhile.
+const (
+	lockWait  = `set local lock_timeout = '1s'`
+	lockPause = time.Second
+)
+
+// migrate tries to apply the migrations once. said is when it was logged last who has a lock.
+func (db *DB) migrate(ctx context.Context, conn *pgx.Conn, said *time.Time) error {
 	// Each statement must see what the migrator before it has committed.
-	err = pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		var pid int // as the server knows it, also behind a pooler
 		if err := tx.QueryRow(ctx, `select pg_backend_pid()`).Scan(&pid); err != nil {
 			return err
 		}
-		defer db.sayWhoBlocks(ctx, pid)()
+		defer db.sayWhoBlocks(ctx, pid, said)()
 		if _, err := tx.Exec(ctx, exclusiveSQL, lockClassMigrate, lockKey(db.cfg.Schema)); err != nil {
 			return fmt.Errorf("lock: %w", err)
 		}
@@ -116,36 +143,47 @@ func (db *DB) Migrate(ctx context.Context) error {
 		case is.readOnly:
 			return ErrReadOnly
 		}
+		if _, err := tx.Exec(ctx, lockWait); err != nil {
+			return err
+		}
 		return db.up(ctx, tx, migrations)
 	})
-	if err == nil {
-		db.older.Store(false)
-	}
-	return wrap("migrate", err)
 }
 
 const blockersSQL = `
 select x.pid, coalesce(b.application_name, ''), coalesce(b.usename::text, ''), coalesce(b.state, 'prepared'), b.xact_start
 from unnest(pg_blocking_pids($1::int)) x(pid) left join pg_stat_activity b on b.pid = x.pid`
 
-// sayWhoBlocks logs what the session of a migration waits for, after two seconds and then twice a minute, until it is stopped.
-func (db *Provider) sayWhoBlocks(ctx context.Context, pid int) (stop func()) {
-	ctx, stop = context.WithCancel(ctx)
-	go func() {
-		for wait := 2 * time.Second; ; wait = 30 * time.Second {
-			if pauses.Wait(ctx, wait, nil); ctx.Err() != nil {
-				return
+// When it is logged who has the lock that a migration waits for.
+const (
+	sayAfter = 2 * time.Second
+	sayEvery = 30 * time.Second
+)
+
+// sayWhoBlocks logs what the session of a migration waits for, until it is stopped. said is when it was logged last.
+func (db *Provider) sayWhoBlocks(ctx context.Context, pid int, said *time.Time) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var looking sync.WaitGroup
+	looking.Go(func() {
+		for pauses.Wait(ctx, lockPause/2, nil); ctx.Err() == nil; pauses.Wait(ctx, lockPause/2, nil) {
+			now := time.Now() //nolint:forbidigo // as above
+			if now.Sub(*said) < sayEvery {
+				continue
 			}
 			rows, _ := db.pool.Query(ctx, blockersSQL, pid) // after an error, there are no rows
 			var by provider.Backend
 			var blocker int
 			_ = eachRow(rows, []any{&blocker, &by.Application, &by.User, &by.State, scanTime(&by.Since)}, func() {
+				*said = now
 				slog.Warn("the migration waits for a lock", "schema", db.cfg.Schema, //nolint:sloglint // Config has no logger
 					"pid", blocker, "application", by.Application, "user", by.User, "state", by.State, "since", by.Since)
 			})
 		}
-	}()
-	return stop
+	})
+	return func() {
+		cancel()
+		looking.Wait()
+	}
 }
 
 // up applies the migrations that the schema does not have. The first of all makes version 1.
@@ -190,7 +228,8 @@ var ErrIsolation = errors.New("default_transaction_isolation must be read commit
 
 const (
 	// stateSQL reads only the catalog, so it succeeds before Migrate and for every role. A right on
-	// one column is enough, because grants.sql gives appenders only some columns of the outbox.
+	// one column is enough, because grants.sql gives appenders only some columns of the outbox. Who inserts
+	// parked messages must also have it on the column that a migration has added.
 	stateSQL = `
 select current_user::text, current_setting('default_transaction_isolation'), current_setting('server_encoding'),
 	pg_is_in_recovery() or current_setting('transaction_read_only') = 'on',
@@ -199,7 +238,9 @@ select current_user::text, current_setting('default_transaction_isolation'), cur
 	array(
 		select r.o::int - 1 from unnest($2::text[], $3::text[]) with ordinality r(tbl, name, o)
 			join pg_class c on c.relnamespace = n.oid and c.relname = r.tbl
-		where not case r.name when 'delete' then has_table_privilege(c.oid, r.name) else has_any_column_privilege(c.oid, r.name) end),
+		where not case r.name when 'delete' then has_table_privilege(c.oid, r.name) else has_any_column_privilege(c.oid, r.name) end
+			or r.name = 'insert' and exists (select from pg_attribute a
+				where a.attrelid = c.oid and a.attname = 'needs' and not has_column_privilege(c.oid, a.attnum, r.name))),
 	array(
 		select c.relname::text from pg_class c
 		where c.relnamespace = n.oid and c.relkind = 'r' and c.relname = any($2::text[]) and row_security_active(c.oid) order by 1)

@@ -66,6 +66,35 @@ func TestMigrateSaysWhoHasTheLock(t *testing.T) {
 	require.Contains(t, line, fmt.Sprintf("pid=%d ", hung.Conn().PgConn().PID()))
 }
 
+// While a migration waits for a transaction that has read a table, others still use the table: it gives its place in the queue
+// for the lock up after a second, and tries again.
+func TestAMigrationThatWaitsLetsOthersPass(t *testing.T) {
+	t.Parallel()
+	all := postgres.Migrations()
+	db, err := postgres.Open(t.Context(), postgrestest.DSN(t, &postgres.Config{Schema: "unused"}), nil)
+	require.NoError(t, err)
+	defer db.Close()
+	require.NoError(t, pgx.BeginFunc(t.Context(), db.Pool(), func(tx pgx.Tx) error { return db.Up(t.Context(), tx, all[:len(all)-1]) }))
+	dump, err := db.Pool().Begin(t.Context())
+	require.NoError(t, err)
+	_, err = dump.Exec(t.Context(), `lock table kinora.parked in access share mode`)
+	require.NoError(t, err)
+	migrated := make(chan error, 1)
+	go func() { migrated <- db.Migrate(context.WithoutCancel(t.Context())) }()
+	for range 2 { // tries
+		patience.Until(t, func() bool {
+			return count(t, db, `select count(*) from pg_locks where relation = 'kinora.parked'::regclass and not granted`) > 0
+		}, "the migration waits")
+		require.Zero(t, count(t, db, `select count(*) from kinora.parked`), "it comes to its turn")
+		patience.Until(t, func() bool {
+			return count(t, db, `select count(*) from pg_locks where relation = 'kinora.parked'::regclass and not granted`) == 0
+		}, "the migration gives up for a moment")
+	}
+	require.Empty(t, migrated)
+	require.NoError(t, dump.Rollback(t.Context()))
+	require.NoError(t, patience.Receive(t, migrated, "the end of the migration"))
+}
+
 // lines is a writer that sends the lines of a log.
 type lines chan string
 

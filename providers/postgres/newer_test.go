@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -52,12 +53,21 @@ func TestAProgramRunsOnNeighbouringVersions(t *testing.T) {
 		up(known - 2)
 		require.ErrorIs(t, db.Ready(t.Context()), postgres.ErrNotMigrated)
 		up(known - 1)
+		role := fmt.Sprintf("parks_%s_%d", schema, os.Getpid())
+		_, err = db.Pool().Exec(t.Context(), fmt.Sprintf(`create role %s; grant insert (class, code), select on %s.parked to %[1]s`, role, schema))
+		require.NoError(t, err)
 		for what, start := range starts(t, db) {
 			if what != "relay" { // it runs
 				require.NoError(t, start(patience.Context(t)), what)
 			}
 		}
 		require.NoError(t, db.Migrate(t.Context()))
+		require.Equal(t, []int{1, 0}, []int{
+			count(t, db, fmt.Sprintf(`select has_column_privilege('%s', '%s.parked', 'needs', 'insert')::int`, role, schema)),
+			count(t, db, fmt.Sprintf(`select has_column_privilege('%s', '%s.parked', 'lane', 'insert')::int`, role, schema)),
+		}, "who may park may also say what a message needs")
+		_, err = db.Pool().Exec(t.Context(), fmt.Sprintf(`drop owned by %[1]s; drop role %[1]s`, role))
+		require.NoError(t, err)
 
 		_, err = db.Pool().Exec(t.Context(), `insert into `+schema+`.migrations (version_id, is_applied, oldest) values
 			($1::bigint, true, $1 - 1), ($1 + 1, true, $1 - 2), ($1 + 2, false, $1 + 2)`, known+1)

@@ -333,7 +333,13 @@ select exists (select from put)`
 	retiredSQL = `
 select true from kinora.generations where projector = $1::text and generation = $2::int and state = 'retired' for share`
 
-	viewsSQL = `select n from unnest($1::text[]) n where (select relkind from pg_class where oid = to_regclass(n)) = 'v'`
+	// The views that show their tables, and nothing else.
+	viewsSQL = `
+select p.view from unnest($1::text[], $2::text[]) p(tbl, view)
+where (select relkind from pg_class where oid = to_regclass(p.view)) = 'v'
+	and (select array_agg(distinct d.refobjid) from pg_rewrite w
+		join pg_depend d on d.classid = 'pg_rewrite'::regclass and d.objid = w.oid and d.refclassid = 'pg_class'::regclass
+		where w.ev_class = to_regclass(p.view) and d.refobjid <> w.ev_class) = array[to_regclass(p.tbl)::oid]`
 
 	unloggedSQL = `
 select exists (
@@ -444,8 +450,10 @@ func (db *Provider) Unlogged(ctx context.Context, of provider.Build, handlers []
 
 // ClearGeneration implements provider.Builds. The role must own the tables. To drop them it waits for
 // at most a second for transactions that use them: then the error is ClassTransient with CodeBusy.
-func (db *Provider) ClearGeneration(ctx context.Context, of provider.Build, handlers, tables []string, limit int) (n int, err error) {
-	err = cmp.Or(provider.CheckPrune(of.Projector, handlers), provider.CheckTables(tables...))
+func (db *Provider) ClearGeneration(
+	ctx context.Context, of provider.Build, handlers []string, tables []provider.TablePair, limit int,
+) (n int, err error) {
+	err = provider.CheckClear(of.Projector, handlers, tables)
 	if err == nil && limit < 1 {
 		err = fmt.Errorf("%w: limit is %d: it must be at least 1", provider.ErrInput, limit)
 	}
@@ -472,10 +480,13 @@ func (db *Provider) ClearGeneration(ctx context.Context, of provider.Build, hand
 	return n, nil
 }
 
-// drop drops tables and views that exist.
-func (db *Provider) drop(ctx context.Context, tx pgx.Tx, names []string) error {
-	names = mapSlice(names, func(name *string) string { return quoted(*name) })
-	views, err := collect(ctx, tx, pgx.RowTo[string], viewsSQL, planned, names)
+// drop drops tables that exist, and the views that show them.
+func (db *Provider) drop(ctx context.Context, tx pgx.Tx, pairs []provider.TablePair) error {
+	tables := mapSlice(pairs, func(p *provider.TablePair) string { return quoted(p.Table) })
+	shown := slices.DeleteFunc(slices.Clone(pairs), func(p provider.TablePair) bool { return p.Other == "" })
+	views, err := collect(ctx, tx, pgx.RowTo[string], viewsSQL, planned,
+		mapSlice(shown, func(p *provider.TablePair) string { return quoted(p.Table) }),
+		mapSlice(shown, func(p *provider.TablePair) string { return quoted(p.Other) }))
 	if err != nil {
 		return err
 	}
@@ -484,9 +495,6 @@ func (db *Provider) drop(ctx context.Context, tx pgx.Tx, names []string) error {
 	if len(views) > 0 {
 		b.Queue(`drop view ` + strings.Join(views, ", "))
 	}
-	tables := slices.DeleteFunc(names, func(name string) bool { return slices.Contains(views, name) })
-	if len(tables) > 0 {
-		b.Queue(`drop table if exists ` + strings.Join(tables, ", "))
-	}
+	b.Queue(`drop table if exists ` + strings.Join(tables, ", "))
 	return tx.SendBatch(ctx, b).Close()
 }

@@ -78,6 +78,13 @@ func TestReadyNamesTheRightsThatARoleLacks(t *testing.T) {
 			mine := as(t, db, role)
 			ready := func() error { return mine.ReadyFor(t.Context(), needed.service) }
 			require.NoError(t, ready())
+			if needed.service == provider.RunnerService { // a column that a migration has added
+				exec("revoke insert (needs) on kinora.parked from " + role)
+				var lacks *postgres.RightsError
+				require.ErrorAs(t, ready(), &lacks)
+				require.Equal(t, []string{"insert on kinora.parked"}, lacks.Missing)
+				exec("grant insert (needs) on kinora.parked to " + role)
+			}
 			for table, rights := range needed.tables {
 				for _, right := range strings.Fields(rights) {
 					exec(fmt.Sprintf("revoke %s on kinora.%s from %s", right, table, role))

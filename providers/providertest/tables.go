@@ -56,7 +56,7 @@ var tableCases = []testCase{
 	{
 		// Promise: R6.1
 		name: "tables of a retired generation", play: tablesDropped,
-		rule: "ClearGeneration drops tables and views, if they exist, once no row of the generation is left",
+		rule: "ClearGeneration drops tables that exist, and the views that show them, once no row of the generation is left",
 	},
 	{
 		name: "names that no table has", play: badTables,
@@ -375,7 +375,7 @@ func tablesDropped(s *stage) {
 	s.fill("a", tableRows(1, "a")...)
 	s.fill("b", tableRows(1, "a")...)
 	s.fill("c", tableRows(1, "a")...)
-	tables := []string{s.table("a"), s.table("none"), s.table("b")}
+	tables := []provider.TablePair{{Table: s.table("a")}, {Table: s.table("none")}, {Table: s.table("b")}}
 	_, err := s.db.ClearGeneration(s.ctx, next.build(), []string{s.name + "/posted"}, tables, 2)
 	s.require(errors.Is(err, provider.ErrInput), "the error %v is ErrInput", err)
 	next.becomesNow(2, retired, true)
@@ -396,7 +396,15 @@ func tablesDropped(s *stage) {
 
 	s.ok(s.do(s.ctx, provider.Unit{Projector: s.name, Once: true, Switch: &provider.Switch{Show: []provider.TablePair{s.pair("a", "v")}}}, nothing), "show a table")
 	s.has("that is shown", "v", tableRows(1, "b")...)
-	n, err = s.db.ClearGeneration(s.ctx, next.build(), nil, []string{s.table("a"), s.table("v")}, 2)
+	n, err = s.db.ClearGeneration(s.ctx, next.build(), nil, []provider.TablePair{{Table: s.table("none"), Other: s.table("v")}}, 2)
+	s.ok(err, "drop a table with the name of a view of another one")
+	same(s, "rows deleted", n, 0)
+	s.has("that is shown", "v", tableRows(1, "b")...)
+	n, err = s.db.ClearGeneration(s.ctx, next.build(), nil, []provider.TablePair{{Table: s.table("none"), Other: s.table("c")}}, 2)
+	s.ok(err, "drop a table with a name of a view that a table has")
+	same(s, "rows deleted", n, 0)
+	s.has("that is no view", "c", tableRows(1, "a")...)
+	n, err = s.db.ClearGeneration(s.ctx, next.build(), nil, []provider.TablePair{s.pair("a", "v")}, 2)
 	s.ok(err, "drop a table and its view")
 	same(s, "rows deleted", n, 0)
 	s.fill("v", tableRows(1, "c")...) // the name is free
@@ -419,7 +427,7 @@ func badTables(s *stage) {
 			err := s.withTables(sw, nothing)
 			s.require(errors.Is(err, provider.ErrInput), "the error %v of %s with %q is ErrInput", err, what, bad)
 		}
-		_, err := s.db.ClearGeneration(s.ctx, s.in(2).build(), nil, []string{good, bad}, 1)
+		_, err := s.db.ClearGeneration(s.ctx, s.in(2).build(), nil, []provider.TablePair{{Table: good}, {Table: bad}}, 1)
 		s.require(errors.Is(err, provider.ErrInput), "the error %v of ClearGeneration with %q is ErrInput", err, bad)
 	}
 	s.has("after it", "a", tableRows(1, "a")...)

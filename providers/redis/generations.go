@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -93,7 +94,9 @@ func (u *Units) SetState(ctx context.Context, g provider.Generation) error {
 
 // ClearGeneration implements provider.MarkerUnits. The keys of tables are found by a scan of all keys of
 // the server.
-func (u *Units) ClearGeneration(ctx context.Context, b provider.Build, handlers, tables []string, limit int) (n int, err error) {
+func (u *Units) ClearGeneration(
+	ctx context.Context, b provider.Build, handlers []string, tables []provider.TablePair, limit int,
+) (n int, err error) {
 	k, limit := u.keysOf(b), max(limit, 1)
 	for _, h := range append([]string{noHandler}, handlers...) {
 		for _, set := range []string{k.events(h), k.others(h)} {
@@ -118,10 +121,18 @@ func (u *Units) ClearGeneration(ctx context.Context, b provider.Build, handlers,
 	if len(tables) == 0 {
 		return n, nil
 	}
-	if err := u.client.HDel(ctx, u.own("shown"), tables...).Err(); err != nil {
-		return n, wrapped("drop views", err)
+	var all []string
+	for _, t := range tables {
+		all = append(all, t.Table)
+		if shown, err := u.client.HGet(ctx, u.own("shown"), t.Other).Result(); err == nil && shown == t.Table {
+			if err := u.client.HDel(ctx, u.own("shown"), t.Other).Err(); err != nil {
+				return n, wrapped("drop views", err)
+			}
+		} else if err != nil && !errors.Is(err, goredis.Nil) {
+			return n, wrapped("drop views", err)
+		}
 	}
-	names, err := u.namesIn(ctx, "renamed", tables) // as they were before a switch has renamed them
+	names, err := u.namesIn(ctx, "renamed", all) // as they were before a switch has renamed them
 	for i := 0; err == nil && i < len(names) && n < limit; i++ {
 		var some int
 		some, err = u.unlinkTable(ctx, b, names[i], limit-n)

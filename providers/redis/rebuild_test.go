@@ -373,7 +373,7 @@ func TestANewVersionAndTheEndOfTheOldOne(t *testing.T) {
 	eventually(t, "it is retired", func() bool { return b.generation(t, u, provider.GenerationRetired) == 1 })
 	steps := 0
 	for n := 1; n > 0; steps++ {
-		n, err = u.ClearGeneration(t.Context(), provider.Build{Projector: "lists", Generation: 1}, []string{"lists/posted"}, []string{old}, 700)
+		n, err = u.ClearGeneration(t.Context(), provider.Build{Projector: "lists", Generation: 1}, []string{"lists/posted"}, []provider.TablePair{{Table: old}}, 700)
 		require.NoError(t, err)
 		require.LessOrEqual(t, n, 700+1000, "a step has at most one page of a scan more")
 	}

@@ -1,11 +1,11 @@
 package sqlite
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/kinora-go/kinora/provider"
 )
@@ -134,8 +134,8 @@ func (d *Provider) Unlogged(ctx context.Context, b provider.Build, handlers []st
 }
 
 // ClearGeneration implements provider.Builds.
-func (d *Provider) ClearGeneration(ctx context.Context, b provider.Build, handlers, tables []string, limit int) (int, error) {
-	invalid := cmp.Or(provider.CheckPrune(b.Projector, handlers), provider.CheckTables(tables...))
+func (d *Provider) ClearGeneration(ctx context.Context, b provider.Build, handlers []string, tables []provider.TablePair, limit int) (int, error) {
+	invalid := provider.CheckClear(b.Projector, handlers, tables)
 	return update(ctx, d, "clear a generation", invalid, func(u *unit) (int, error) {
 		n, err := u.clear(ctx, b, handlers, max(limit, 1))
 		if err == nil && n == 0 {
@@ -164,15 +164,17 @@ func (u *unit) clear(ctx context.Context, b provider.Build, handlers []string, l
 	return markers + parked, err
 }
 
-// drop drops tables and views that exist.
-func (u *unit) drop(ctx context.Context, names []string) error {
+// drop drops tables that exist, and the views that show them.
+func (u *unit) drop(ctx context.Context, pairs []provider.TablePair) error {
 	var tables []tableName
-	for _, t := range tablesOf(names) {
+	for _, p := range pairs {
+		t := tableOf(p.Table)
 		is, err := u.isTable(ctx, t)
 		if is {
 			tables = append(tables, t)
-		} else if err == nil {
-			_, err = u.tx.ExecContext(ctx, `drop view if exists `+t.sql())
+		}
+		if err == nil && p.Other != "" {
+			err = u.dropView(ctx, p)
 		}
 		if err != nil {
 			return err
@@ -182,4 +184,18 @@ func (u *unit) drop(ctx context.Context, names []string) error {
 		return nil
 	}
 	return u.empty(ctx, `drop table `, tables)
+}
+
+// viewText is the statement that has created a view, as SQLite keeps it.
+const viewText = `select sql from %s.sqlite_schema where type = 'view' and name = ?1 collate nocase`
+
+// dropView drops the view of a table, if it shows that table.
+func (u *unit) dropView(ctx context.Context, p provider.TablePair) error {
+	view := tableOf(p.Other)
+	texts, err := column[string](ctx, u, fmt.Sprintf(viewText, nameSQL(view.schema)), view.name)
+	if err != nil || len(texts) == 0 || !strings.HasSuffix(texts[0], asSelect(p.Table)) {
+		return err
+	}
+	_, err = u.tx.ExecContext(ctx, `drop view `+view.sql())
+	return err
 }

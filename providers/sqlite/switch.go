@@ -99,9 +99,12 @@ func (u *unit) reset(ctx context.Context, names []string) error {
 
 func (u *unit) show(ctx context.Context, p provider.TablePair) error {
 	view := tableOf(p.Other).sql()
-	_, err := u.tx.ExecContext(ctx, fmt.Sprintf(`drop view if exists %[1]s; create view %[1]s as select * from %[2]s`, view, tableOf(p.Table).sql()))
+	_, err := u.tx.ExecContext(ctx, fmt.Sprintf(`drop view if exists %[1]s; create view %[1]s%[2]s`, view, asSelect(p.Table)))
 	return err
 }
+
+// asSelect is the end of the statement that creates the view of a table.
+func asSelect(table string) string { return ` as select * from ` + tableOf(table).sql() }
 
 // rename renames a table, if it exists and is not a view. Views that show the table still do.
 func (u *unit) rename(ctx context.Context, p provider.TablePair) error {

@@ -306,8 +306,8 @@ func (db *DB) Unlogged(ctx context.Context, b provider.Build, handlers []string)
 	})
 }
 
-func (db *DB) ClearGeneration(ctx context.Context, b provider.Build, handlers, names []string, limit int) (int, error) {
-	return update(ctx, db, "clear a generation", cmp.Or(provider.CheckPrune(b.Projector, handlers), provider.CheckTables(names...)), func(s *session) (int, error) {
+func (db *DB) ClearGeneration(ctx context.Context, b provider.Build, handlers []string, tables []provider.TablePair, limit int) (int, error) {
+	return update(ctx, db, "clear a generation", provider.CheckClear(b.Projector, handlers, tables), func(s *session) (int, error) {
 		if g, _ := generations.get(s, buildKey(b)); g.State != provider.GenerationRetired {
 			return 0, fmt.Errorf("%w: generation %s is not retired: retire it first", provider.ErrInput, b)
 		}

@@ -228,7 +228,7 @@ func (w *Worker) Committed(ctx context.Context, d *unit.Done) error {
 		return apply.ErrLeft
 	}
 	if w.pool.Projector.Logged {
-		w.pool.Missed.Report(d.Applied)
+		w.pool.Missed.Report(d.First)
 	}
 	return nil
 }

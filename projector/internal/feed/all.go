@@ -16,6 +16,7 @@ import (
 	"github.com/kinora-go/kinora/projector/internal/follow"
 	"github.com/kinora-go/kinora/projector/internal/generation"
 	"github.com/kinora-go/kinora/projector/internal/model"
+	"github.com/kinora-go/kinora/projector/internal/parked"
 	"github.com/kinora-go/kinora/projector/internal/rebuild"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -66,7 +67,7 @@ func (a *All) Begin(ctx context.Context) error {
 			return err
 		}
 		for tries := 1; f.main.post != nil; tries++ {
-			err := f.begin(ctx, f.main, f.Current())
+			_, err := f.main.post.Begin(ctx, f.Current())
 			if errors.Is(err, provider.ErrEnded) && !f.Kept { // it was retired since it was chosen
 				if err = f.Choose(ctx); err == nil {
 					continue
@@ -210,8 +211,17 @@ func (a *All) DispatchDue(ctx context.Context) (some bool, err error) {
 		if err != nil {
 			return some, err
 		}
-		some = true
-		c.pool.GiveDue(msgs)
+		msgs = slices.DeleteFunc(msgs, func(m *model.Message) bool {
+			if parked.Leaves(m) {
+				a.needs.lack = m.Aside.Cause
+				return true
+			}
+			return false
+		})
+		if len(msgs) > 0 {
+			some = true
+			c.pool.GiveDue(msgs)
+		}
 	}
 	return some, nil
 }
@@ -287,7 +297,7 @@ func (a *All) clearRetired(ctx context.Context) {
 			if g.State == provider.GenerationRetired && !g.Cleared && !asked {
 				what := fmt.Sprintf("rows and tables (%s) of generation %d", strings.Join(g.Tables, ", "), g.Generation)
 				f.pruneRows(ctx, f.Current().Build, what, func(ctx context.Context) (int, error) {
-					n, _, err := rebuild.Clear(ctx, f.Host, g, g.Handlers)
+					n, _, err := rebuild.Clear(ctx, f.Host, g)
 					return n, err
 				})
 			}

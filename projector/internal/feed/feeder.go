@@ -38,6 +38,7 @@ type Feeder struct {
 	mu        sync.Mutex
 	others    map[int]*crew // of generations that it also feeds; mu protects it
 	watch     watch
+	announced provider.Build // to whose reader the handlers of this program were announced
 }
 
 // Init completes a Feeder. At first it feeds the first generation.
@@ -117,6 +118,15 @@ func (f *Feeder) choose(ctx, hard context.Context, all []*generation.Row) (main 
 	}
 	switch p.Do {
 	case plan.TakeUp:
+		if live := generation.Live(all); p.Row.Revision > 0 && live.Takes(f.Me.Version) {
+			err := f.Maker.Lacks(ctx, live)
+			if errors.Is(err, model.ErrGeneration) { // the request waits
+				f.reportIdle("a rebuild is requested: "+err.Error(), live)
+				return live, false, nil
+			} else if err != nil {
+				return nil, false, err
+			}
+		}
 		if err = f.Maker.TakeUp(ctx, hard, all, p.Row); errors.Is(err, provider.ErrFenced) { // another runner was first
 			err = nil
 		}
@@ -189,7 +199,7 @@ func (f *Feeder) look(ctx, hard context.Context, all []*generation.Row) (changed
 func (f *Feeder) feedMain(ctx context.Context, was, main *generation.Row) error {
 	other := was.Build != main.Build && f.main.post != nil
 	if other && main.Generation > 0 {
-		if err := f.begin(ctx, f.main, main); err != nil {
+		if _, err := f.main.post.Begin(ctx, main); err != nil { // its units must find a checkpoint
 			return err
 		}
 		f.Host.Logger.Info("the projector feeds another generation", "projector", f.Projector.Name, "generation", main.Generation, "state", main.State)
@@ -198,16 +208,15 @@ func (f *Feeder) feedMain(ctx context.Context, was, main *generation.Row) error 
 	if other {
 		f.main.assigned.Send()
 	}
-	return nil
-}
-
-// begin makes sure that a generation has a checkpoint, which units must find, and announces the handlers of this program.
-func (f *Feeder) begin(ctx context.Context, c *crew, g *generation.Row) error {
-	_, err := c.post.Begin(ctx, g)
-	if err == nil && g.Generation > 0 && !f.Me.Tool {
-		err = c.post.Announce(ctx, g.Build)
+	if f.main.post == nil || main.Generation == 0 || f.announced == main.Build {
+		return nil
 	}
-	return err
+	if err := f.main.post.Announce(ctx, main.Build); err != nil {
+		return err
+	}
+	f.announced = main.Build
+	f.Projector.Announced()
+	return nil
 }
 
 // feedOther starts a crew of another generation, or updates what a running one knows.
@@ -219,7 +228,11 @@ func (f *Feeder) feedOther(ctx, hard context.Context, g *generation.Row) error {
 		return nil
 	}
 	c := f.newCrew(g)
-	if err := f.begin(ctx, c, g); err != nil {
+	_, err := c.post.Begin(ctx, g)
+	if err == nil {
+		err = c.post.Announce(ctx, g.Build)
+	}
+	if err != nil {
 		return err
 	}
 	work, cancel := context.WithCancel(ctx)

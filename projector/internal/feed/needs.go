@@ -17,7 +17,7 @@ type needs struct {
 	past map[provider.Build]string // where the next list begins, if the last one was full
 	met  []provider.Need           // those that this program has
 	lack error                     // why it does not have another one
-	said map[string]time.Time      // when a need that no program has was logged last
+	said map[string]time.Time      // when it was last seen whether another program has a need
 }
 
 // Intervals of reading the needs, and of logging one that no program meets.
@@ -65,13 +65,15 @@ func (n *needs) of(ctx context.Context, h *model.Host, crews []*crew, builds []p
 // say logs a need that no program that is alive meets.
 func (n *needs) say(ctx context.Context, h *model.Host, c *crew, one provider.Need) {
 	now, key := h.Clock(), one.Build.String()+"\n"+one.Needs
-	if now.Sub(n.said[key]) < lackEvery || h.Able(ctx, c.feeder.Projector, c.current.Load(), one.Needs) {
+	if now.Sub(n.said[key]) < lackEvery {
 		return
 	}
 	if n.said == nil || len(n.said) >= provider.MaxNeeds {
 		n.said = map[string]time.Time{}
 	}
-	n.said[key] = now
+	if n.said[key] = now; h.Meets(ctx, c.feeder.Projector, c.current.Load(), one.Needs) {
+		return
+	}
 	h.Logger.Log(ctx, slog.LevelWarn, "messages wait for a program that has what they need", "projector", one.Projector,
 		"generation", one.Number(), "needs", strings.Split(one.Needs, "\n"), "since", one.Since)
 }

@@ -216,7 +216,7 @@ type Missed struct {
 }
 
 // Report reports those of applied messages that were read from the log, and why, as far as the
-// outbox shows it.
+// outbox shows it. Those that another handler had applied were delivered, to a program without the new one.
 func (o *Missed) Report(applied []*model.Message) {
 	missed := slices.DeleteFunc(slices.Clone(applied), func(m *model.Message) bool { return !m.IsLogged() })
 	if len(missed) == 0 {

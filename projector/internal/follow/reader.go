@@ -164,7 +164,7 @@ func (o *completing) Committed(_ context.Context, d *unit.Done) error {
 	case r.isRestored() || r.restore.running:
 		r.countAgain(d.Applied)
 	case r.at.Mode == provider.ModeLive: // else the projector catches up: its events were left to the reader
-		r.Missed.Report(d.Applied)
+		r.Missed.Report(d.First)
 	}
 	return nil
 }

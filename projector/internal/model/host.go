@@ -50,6 +50,12 @@ type Host struct {
 // Able returns whether another program that is alive has all that a projector of this one has, feeds the generation too,
 // and also has a need. An error of the store counts as no.
 func (h *Host) Able(ctx context.Context, p *Projector, g *generation.Row, needs string) bool {
+	return h.Meets(ctx, p, g, strings.Join(append([]string{needs}, p.Has...), "\n"))
+}
+
+// Meets returns whether another program that is alive feeds the generation too, and has all needs. An error of the store
+// counts as no.
+func (h *Host) Meets(ctx context.Context, p *Projector, g *generation.Row, needs string) bool {
 	if h.Others == nil {
 		return false
 	}
@@ -58,7 +64,7 @@ func (h *Host) Able(ctx context.Context, p *Projector, g *generation.Row, needs 
 	all, _ := h.Others(ctx)
 	return slices.ContainsFunc(all, func(s provider.ServiceReport) bool {
 		c := s.Capability(p.Name)
-		return s.ID != h.ID && c != nil && g.Takes(c.Version) && c.Meets(needs) && c.Meets(strings.Join(p.Has, "\n"))
+		return s.ID != h.ID && c != nil && g.Takes(c.Version) && c.Meets(needs)
 	})
 }
 

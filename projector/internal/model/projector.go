@@ -34,6 +34,8 @@ type Projector struct {
 	Logged  bool     // a reader of the log applies its events
 	Has     []string // of what messages may need (provider.Parked.Needs), sorted
 	Do      Do
+	// Announced is called once a runner has announced the handlers.
+	Announced func()
 }
 
 // Complete sets what follows from the other fields.

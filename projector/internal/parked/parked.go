@@ -38,6 +38,13 @@ func (o *replaying) Committed(_ context.Context, d *unit.Done) error {
 
 func (o *replaying) Waiting(context.Context, context.Context, []provider.Lane) {}
 
+// Leaves reports whether Replay leaves a due message to another program: it may have crashed one, and this one is unable to
+// apply it. Who is able tries it alone.
+func Leaves(m *model.Message) bool {
+	return m.Aside != nil && m.Aside.Needs != "" && m.Parked.Code == model.CodeCrashed &&
+		m.Parked.Class != provider.ClassHeld && m.Parked.Class != provider.ClassUnable
+}
+
 // Replay applies due parked messages. Those that only wait behind others, or waited for this program, run in units of
 // many, all others alone, and their attempts are counted before they run. It reports whether the state
 // of any message changed.
@@ -47,11 +54,10 @@ func (p *Parked) Replay(ctx, hard context.Context, by *apply.Applier, g *generat
 	}
 	var waiting, failed []*model.Message
 	for _, m := range msgs {
-		switch unable := m.Aside != nil && m.Aside.Needs != ""; {
+		switch {
 		case m.Parked.Class == provider.ClassHeld, m.Parked.Class == provider.ClassUnable:
 			waiting = append(waiting, m)
-		case unable && m.Parked.Code == model.CodeCrashed: // who is able tries it alone
-		default:
+		case !Leaves(m):
 			failed = append(failed, m)
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
@@ -188,8 +190,20 @@ func (m *Maker) alone(hard context.Context, g *generation.Row, setup string, s p
 }
 
 // Clear deletes at most 500 rows of each kind, and the tables, of a retired generation. done is false as long as there may be more.
-func Clear(ctx context.Context, h *model.Host, g *generation.Row, handlers []string) (n int, done bool, err error) {
-	n, err = h.Store.ClearGeneration(ctx, g.Build, handlers, g.Tables, 500)
+func Clear(ctx context.Context, h *model.Host, g *generation.Row) (n int, done bool, err error) {
+	c, err := h.Store.Checkpoint(ctx, g.Build)
+	if err != nil {
+		return 0, false, err
+	}
+	// Names in Was may be those of another projector, which has its own markers under them.
+	handlers := slices.DeleteFunc(slices.Concat(g.Handlers, follow.Names(c.Handlers)), func(name string) bool {
+		return !strings.HasPrefix(name, g.Projector+"/")
+	})
+	tables := make([]provider.TablePair, len(g.Tables)) // readers see others
+	for i, table := range g.Tables {
+		tables[i].Table = table
+	}
+	n, err = h.Store.ClearGeneration(ctx, g.Build, handlers, tables, 500)
 	if err != nil || n > 0 {
 		return n, false, err
 	}
@@ -245,6 +259,34 @@ func (m *Maker) WhileVerifying(ctx context.Context, fn func(context.Context) err
 	}
 }
 
+// Lacks returns ErrGeneration if the live generation has what the program does not: handlers that it has not removed, or events
+// of a schema version that it cannot read. Their effects would be missing in a read model that it builds.
+func (m *Maker) Lacks(ctx context.Context, live *generation.Row) error {
+	ctx, cancel := m.Host.Limited(ctx)
+	defer cancel()
+	c, err := m.Host.Store.Checkpoint(ctx, live.Build)
+	if err != nil {
+		return err
+	}
+	p, lacks := m.Projector, []error(nil)
+	for eventType, lacking := range follow.HandlersOf(p.ByType, p.Rules.Removed...).Lacking(c.Handlers) {
+		for _, b := range lacking {
+			lacks = append(lacks, fmt.Errorf("handler %s of %s", b.Handler, eventType))
+		}
+	}
+	for eventType, versions := range live.Seen {
+		for _, v := range versions {
+			if p.Types.Has(eventType) && p.Lacks(provider.NeedEvent(eventType, v)) != nil {
+				lacks = append(lacks, fmt.Errorf("schema version %d of %s", v, eventType))
+			}
+		}
+	}
+	if len(lacks) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: this program lacks what the live read model has: %w", model.ErrGeneration, errors.Join(lacks...))
+}
+
 // BeginScratch creates the tables of a verification.
 func (m *Maker) BeginScratch(ctx context.Context, rate int) (*generation.Row, error) {
 	all, err := m.Host.Generations(ctx, m.Projector.Name)
@@ -269,6 +311,9 @@ func (m *Maker) BeginScratch(ctx context.Context, rate int) (*generation.Row, er
 		return nil, fmt.Errorf("%w: the live read model is that of version %d, and this program has version %d",
 			model.ErrGeneration, live.Newest, m.Projector.Version)
 	}
+	if err := m.Lacks(ctx, live); err != nil {
+		return nil, err
+	}
 	if live.Suffix == "" {
 		return nil, refuse("its live tables were created without OnCreate: rebuild it once, BlueGreen")
 	}
@@ -290,7 +335,7 @@ func (m *Maker) EndScratch(ctx context.Context, g *generation.Row) error {
 		}
 		retired, err := generation.Change(ctx, m.Host.Store, now, func(g *generation.Row) { g.State = provider.GenerationRetired })
 		for done := false; err == nil && retired && !done; {
-			if _, done, err = Clear(ctx, m.Host, now, m.Projector.Marked); done {
+			if _, done, err = Clear(ctx, m.Host, now); done {
 				return nil
 			}
 		}

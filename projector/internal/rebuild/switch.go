@@ -264,7 +264,7 @@ func inOrder(open map[string]bool, all, applied []eventstore.Raw) (kept []events
 func appliedIn(ctx context.Context, l provider.Live, events []eventstore.Raw) (applied []eventstore.Raw, err error) {
 	takers := map[string][]provider.Handler{}
 	for _, b := range l.Checkpoint.Handlers {
-		takers[b.Type] = append(takers[b.Type], provider.Handler{Name: b.Handler})
+		takers[b.Type] = append(takers[b.Type], provider.Handler{Name: b.Handler, Was: b.Was})
 	}
 	var asked []provider.Message
 	for _, e := range events {

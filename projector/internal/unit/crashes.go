@@ -63,7 +63,7 @@ func (c *Crashes) record(ctx context.Context, number int, u *Unit) error {
 	u.Intent.Careful = &provider.Worker{Runner: c.Host.ID, Number: number}
 	ids := make([]string, 0, len(u.Messages))
 	for _, m := range u.Messages {
-		if m.ID != "" && len(m.Handlers) > 0 {
+		if m.ID != "" && len(m.Handlers) > 0 && m.Aside == nil { // no handler of others runs
 			ids = append(ids, m.ID)
 		}
 	}

@@ -208,6 +208,9 @@ func (a *attempt) run(ctx context.Context, call model.Call, i int, m *model.Mess
 	a.handler.Store(nil)
 	if slices.Contains(fresh, true) {
 		a.done.Applied = append(a.done.Applied, m)
+		if !slices.Contains(fresh, false) {
+			a.done.First = append(a.done.First, m)
+		}
 	}
 	return out, nil
 }

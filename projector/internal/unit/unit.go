@@ -37,6 +37,7 @@ type Done struct {
 	Unit    *Unit
 	Ran     bool              // a handler ran
 	Applied []*model.Message  // messages whose handlers ran
+	First   []*model.Message  // those of them that no handler had applied before
 	Fates   []Fate            // by message
 	Rows    []*provider.Aside // by message; nil: not set aside
 	Output  []outbox.Message
