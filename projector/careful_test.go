@@ -79,10 +79,9 @@ func TestOnlyMessagesLeftByACrashAreRecordedInFlight(t *testing.T) {
 		require.True(t, n.recordsFirst(t, f, at(-time.Second)), "an earlier process may have died just before the start")
 		require.True(t, n.recordsFirst(t, f, next()), "the message has no time")
 		require.False(t, n.recordsFirst(t, f, at(5*time.Second)))
-		newer := next()
+		newer := keyed("z", 1)
 		newer.Metadata[provider.HeaderSchema] = "9"
 		require.False(t, n.recordsFirst(t, f, newer), "no handler runs: it is parked")
-		number += 1_000_000 // of another key
 
 		time.Sleep(10 * time.Second) // now the runner would know of that process
 		require.False(t, n.recordsFirst(t, f, at(-time.Second)))

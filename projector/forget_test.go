@@ -221,18 +221,18 @@ func TestForgetRequiresTheRightsOfARunner(t *testing.T) {
 	write(t, db, "k-1", 1)
 	u := provider.Unit{Projector: "p", Messages: []provider.Message{{ID: "m-1", Mark: true, Handlers: []provider.Handler{{Name: "p/a"}}}}}
 	require.NoError(t, db.Do(t.Context(), u, func(context.Context, txn, provider.Found) (provider.Closing, error) { return provider.Closing{}, nil }))
-	_, err := forget(t, unready{db}, projector.ForgetOptions{})
+	_, err := forget(t, lacksRights{db}, projector.ForgetOptions{})
 	require.ErrorIs(t, err, errNo)
-	_, err = forget(t, unready{db}, projector.ForgetOptions{Preview: true})
+	_, err = forget(t, lacksRights{db}, projector.ForgetOptions{Preview: true})
 	require.NoError(t, err)
 	_, err = forget(t, db, projector.ForgetOptions{})
 	require.NoError(t, err, "it was not begun")
 }
 
-// unready is a store that is not ready for runners.
-type unready struct{ *memory.DB }
+// lacksRights is a store that is not ready for runners.
+type lacksRights struct{ *memory.DB }
 
-func (unready) ReadyFor(_ context.Context, service provider.Service) error {
+func (lacksRights) ReadyFor(_ context.Context, service provider.Service) error {
 	if service == provider.RunnerService {
 		return errNo
 	}

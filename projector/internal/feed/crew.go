@@ -108,7 +108,14 @@ func (c *crew) read(ctx, hard context.Context) {
 			continue
 		}
 		had, err := h.Leases.While(ctx, c.post.Lease(g), c.post.Token, func(ctx context.Context) error {
-			return c.serve(ctx, hard, c.post, g, c.assigned)
+			err := follow.ErrRecords
+			for errors.Is(err, follow.ErrRecords) {
+				if now := c.current.Load(); now.Build == g.Build {
+					g = now
+				}
+				err = c.serve(ctx, hard, c.post, g, c.assigned)
+			}
+			return err
 		})
 		switch {
 		case ctx.Err() != nil:
@@ -183,7 +190,8 @@ func (c *crew) serve(ctx, hard context.Context, p *follow.Post, g *generation.Ro
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case errors.Is(err, provider.ErrFenced), errors.Is(err, model.ErrLogChanged), errors.Is(err, provider.ErrEnded), errors.Is(err, follow.ErrYields):
+		case errors.Is(err, provider.ErrFenced), errors.Is(err, model.ErrLogChanged), errors.Is(err, provider.ErrEnded), errors.Is(err, follow.ErrYields),
+			errors.Is(err, follow.ErrRecords):
 			return err
 		case errors.Is(err, follow.ErrServer), errors.Is(err, sent.ErrTurn):
 			pause = readMin

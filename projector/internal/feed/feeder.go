@@ -205,7 +205,7 @@ func (f *Feeder) feedMain(ctx context.Context, was, main *generation.Row) error 
 		f.Host.Logger.Info("the projector feeds another generation", "projector", f.Projector.Name, "generation", main.Generation, "state", main.State)
 	}
 	f.main.current.Store(main)
-	if other {
+	if other || len(main.Coming) > 0 && main.Revision > was.Revision { // its reader is to record handlers
 		f.main.assigned.Send()
 	}
 	if f.main.post == nil || main.Generation == 0 || f.announced == main.Build {
@@ -224,6 +224,7 @@ func (f *Feeder) feedOther(ctx, hard context.Context, g *generation.Row) error {
 	if c := f.others[g.Generation]; c != nil { // only this goroutine writes others
 		if c.current.Load().Revision < g.Revision {
 			c.current.Store(g)
+			c.assigned.Send()
 		}
 		return nil
 	}

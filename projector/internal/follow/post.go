@@ -218,12 +218,33 @@ func (p *Post) Begin(ctx context.Context, g *generation.Row) (provider.Checkpoin
 			}
 		}
 		c.Mode, c.Lineage = provider.ModeCatchUp, p.Host.LogID.Load().Lineage
-		c.Handlers = p.Handlers.From(nil, c.Place.Position)
+		recorded, err := p.before(ctx, g, c.Place.Position)
+		if err != nil {
+			return c, err
+		}
+		c.Handlers = p.Handlers.From(recorded, c.Place.Position)
 		created, err := p.Host.Store.SetCheckpoint(ctx, g.Build, provider.Checkpoint{}, c)
 		if created || err != nil {
 			return c, err
 		}
 	}
+}
+
+// before returns the handlers of the generation that a new one replaces, if both are of one version of the program: this may be
+// an older program, which lacks some of them.
+func (p *Post) before(ctx context.Context, g *generation.Row, position int64) ([]provider.Began, error) {
+	if g.Source == 0 {
+		return nil, nil
+	}
+	was, err := p.Host.Generation(ctx, provider.Build{Projector: g.Projector, Generation: g.Source})
+	if err != nil || was.Newest != g.Newest {
+		return nil, err
+	}
+	c, err := p.Host.Store.Checkpoint(ctx, was.Build)
+	for i := range c.Handlers {
+		c.Handlers[i].Position = position
+	}
+	return c.Handlers, err
 }
 
 // Announce tells the reader of a generation which handlers of this program the checkpoint lacks. It may belong to an older

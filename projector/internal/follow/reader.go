@@ -96,7 +96,7 @@ func (r *Reader) Ready(ctx, hard context.Context, g *generation.Row) (ready, mor
 	case r.Yield.Left(now, YieldFor):
 		return false, false, ErrYields
 	case r.isToRecord(g):
-		return false, false, provider.ErrFenced
+		return false, false, ErrRecords
 	}
 	if now.Sub(r.cursor.verified) > r.Host.Lease/3 {
 		if err := r.verifyLog(ctx, r.Build, r.at); err != nil {
@@ -126,6 +126,9 @@ func (r *Reader) Ready(ctx, hard context.Context, g *generation.Row) (ready, mor
 	paused := g.Paused && g.IsReplaying() || r.Host.Paused(r.Projector.Name)
 	return !paused, false, nil
 }
+
+// ErrRecords: programs have started with handlers that the checkpoint lacks. The reader is to be attached again.
+var ErrRecords = errors.New("programs with new handlers have started")
 
 // isToRecord reports whether programs have started with handlers that the checkpoint lacks.
 func (r *Reader) isToRecord(g *generation.Row) bool {

@@ -53,9 +53,9 @@ func (h *Host) Able(ctx context.Context, p *Projector, g *generation.Row, needs 
 	return h.Meets(ctx, p, g, strings.Join(append([]string{needs}, p.Has...), "\n"))
 }
 
-// Meets returns whether another program that is alive feeds the generation too, and has all needs. An error of the store
-// counts as no.
-func (h *Host) Meets(ctx context.Context, p *Projector, g *generation.Row, needs string) bool {
+// Meets returns whether another program that is alive feeds the generation too, and has what one of some messages needs
+// (provider.Parked.Needs). An error of the store counts as no.
+func (h *Host) Meets(ctx context.Context, p *Projector, g *generation.Row, needs ...string) bool {
 	if h.Others == nil {
 		return false
 	}
@@ -64,7 +64,7 @@ func (h *Host) Meets(ctx context.Context, p *Projector, g *generation.Row, needs
 	all, _ := h.Others(ctx)
 	return slices.ContainsFunc(all, func(s provider.ServiceReport) bool {
 		c := s.Capability(p.Name)
-		return s.ID != h.ID && c != nil && g.Takes(c.Version) && c.Meets(needs)
+		return s.ID != h.ID && c != nil && g.Takes(c.Version) && slices.ContainsFunc(needs, c.Meets)
 	})
 }
 

@@ -156,9 +156,13 @@ func (s *Switcher) waitsForParked(ctx context.Context, g *generation.Row) (bool,
 	rows, err := h.Store.Parked(ctx, provider.ParkedFilter{
 		Projector: g.Projector, Generation: g.Generation, States: []provider.ParkedState{provider.StateWaiting},
 	})
-	if err != nil || !slices.ContainsFunc(rows, func(p provider.Parked) bool {
+	soon := slices.ContainsFunc(rows, func(p provider.Parked) bool {
 		return !p.DueAt.IsZero() && p.Class != provider.ClassHeld && p.Attempts <= 3
-	}) {
+	})
+	if err == nil && !soon {
+		soon, err = s.leftToOthers(ctx, g)
+	}
+	if err != nil || !soon {
 		return false, err
 	}
 	if s.retrying.IsZero() {
@@ -166,6 +170,19 @@ func (s *Switcher) waitsForParked(ctx context.Context, g *generation.Row) (bool,
 		h.Logger.Info("the switch waits for parked messages that are tried again", "projector", g.Projector, "generation", g.Generation)
 	}
 	return true, nil
+}
+
+// leftToOthers reports whether another program will apply messages that this one is unable to apply.
+func (s *Switcher) leftToOthers(ctx context.Context, g *generation.Row) (bool, error) {
+	list, err := s.Reader.Host.Store.Needs(ctx, []provider.Need{{Build: g.Build}})
+	if err != nil || len(list) == 0 {
+		return false, err
+	}
+	needs := make([]string, len(list))
+	for i := range list {
+		needs[i] = list[i].Needs
+	}
+	return s.Reader.Host.Meets(ctx, s.Reader.Projector, g, needs...), nil
 }
 
 // applyBehind applies the events that the live generation has applied above its checkpoint, until

@@ -67,6 +67,9 @@ func (c *Crashes) record(ctx context.Context, number int, u *Unit) error {
 			ids = append(ids, m.ID)
 		}
 	}
+	if len(ids) == 0 {
+		return nil
+	}
 	b := provider.Build{Projector: u.Intent.Projector, Generation: u.Intent.Generation}
 	if err := c.Host.Store.InFlight(ctx, b, *u.Intent.Careful, ids); err != nil {
 		// An error of the store is not the fault of a message.
