@@ -333,7 +333,7 @@ func TestClearedTablesAreDropped(t *testing.T) {
 	require.NoError(t, db.Do(t.Context(), u, func(context.Context, *sql.Tx, provider.Found) (provider.Closing, error) {
 		return provider.Closing{Park: asides(u, provider.ClassUnknown, 0)[:2]}, nil
 	}))
-	mustExec(t, db, `create table totals_g2 (k); create view shown as select * from "main"."totals_g2"; create view kept as select * from totals_g2`)
+	mustExec(t, db, `create table totals_g2 (k); create view shown as select * from "main"."totals_g2"; create view kept as select 1 as k`)
 	require.NoError(t, db.Do(t.Context(), switching(build(2, provider.GenerationRetired)), nil0), "the unit's own generation")
 	clear := func() int {
 		n, err := db.ClearGeneration(t.Context(), provider.Build{Projector: "totals", Generation: 2}, []string{handler}, []provider.TablePair{{Table: "totals_g2", Other: "shown"}, {Table: "none", Other: "kept"}}, 4)
