@@ -119,6 +119,9 @@ func (f *Feeder) choose(ctx, hard context.Context, all []*generation.Row) (main 
 	switch p.Do {
 	case plan.TakeUp:
 		if live := generation.Live(all); p.Row.Revision > 0 && live.Takes(f.Me.Version) {
+			if f.announced == (provider.Build{}) { // others do not know yet what this program has
+				return live, false, nil
+			}
 			err := f.Maker.Lacks(ctx, live)
 			if errors.Is(err, model.ErrGeneration) { // the request waits
 				f.reportIdle("a rebuild is requested: "+err.Error(), live)
