@@ -18,7 +18,7 @@ type Progress interface {
 	// SetCheckpoint replaces the checkpoint. For a new mode, a new Split, and the first checkpoint, it waits
 	// for all open units of the projector, and units that open later see the new one. Otherwise it waits
 	// only for units with Unit.Reader or Unit.Advance. It returns false, and changes nothing, if the
-	// checkpoint has ModeEnded, or if its position, mode, token or Splits are not those of from. to must have
+	// checkpoint has ModeEnded, or if its position, mode, token, Handlers or Splits are not those of from. to must have
 	// a mode; its Generation and Segments are ignored. Segments below those of to.Splits are deleted.
 	SetCheckpoint(ctx context.Context, b Build, from, to Checkpoint) (bool, error)
 
@@ -110,7 +110,7 @@ func ParseMode(s string) Mode { return Mode(slices.Index(modes[:], s)) }
 // CanSetCheckpoint reports whether SetCheckpoint replaces stored, if the caller names from.
 func CanSetCheckpoint(stored, from Checkpoint) bool {
 	return stored.Mode != ModeEnded && stored.Place.Position == from.Place.Position && stored.Mode == from.Mode && stored.Token == from.Token &&
-		slices.Equal(stored.Splits, from.Splits)
+		slices.Equal(stored.Splits, from.Splits) && slices.EqualFunc(stored.Handlers, from.Handlers, Began.equal)
 }
 
 // Unapplied returns what Progress.Unapplied returns if c is the checkpoint, and marked reports which markers exist.

@@ -84,7 +84,7 @@ var edges = []Mutant{
 	{
 		Name:  "silent_migrator",
 		What:  "a migrator that waits for another one does not say so",
-		Edits: []Edit{{File: "providers/postgres/migrate.go", Old: "defer db.sayWhoBlocks(ctx, pid)()", New: "defer db.sayWhoBlocks(ctx, 0*pid)()"}},
+		Edits: []Edit{{File: "providers/postgres/migrate.go", Old: "sayWhoBlocks(ctx, pid, said)()", New: "sayWhoBlocks(ctx, 0*pid, said)()"}},
 		Tests: []Test{{"./providers/postgres", "TestMigrateSaysWhoHasTheLock"}},
 	},
 }

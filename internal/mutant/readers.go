@@ -125,7 +125,7 @@ var readers = []Mutant{
 	{
 		Name:  "yields_to_one_that_lacks",
 		What:  "a reader leaves its post to a program that lacks something that its own program has",
-		Edits: []Edit{{File: "projector/internal/model/host.go", Old: `c.Meets(strings.Join(p.Has, "\n"))`, New: "c.Meets(strings.Clone(needs))"}},
+		Edits: []Edit{{File: "projector/internal/model/host.go", Old: `strings.Join(append([]string{needs}, p.Has...), "\n")`, New: "strings.Clone(needs)"}},
 		Tests: []Test{{"./projector/internal/model", "TestAble/one_that_lacks_what_this_one_has"}},
 	},
 	{

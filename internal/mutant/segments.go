@@ -45,7 +45,7 @@ var segments = []Mutant{
 	{
 		Name:  "segment_handler_begins_early",
 		What:  "a handler that is added to a split projector begins at the checkpoint, although segments are ahead of it",
-		Edits: []Edit{{File: "projector/internal/follow/post.go", Old: "furthest(&c))", New: "c.Place.Position)"}},
+		Edits: []Edit{{File: "projector/internal/follow/post.go", Old: "position := furthest(&c)", New: "position := c.Place.Position"}},
 		Tests: []Test{{"./projector", "TestAHandlerIsAddedToASplitProjector"}},
 	},
 	{

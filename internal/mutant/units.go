@@ -138,7 +138,7 @@ var units = []Mutant{
 		What: "a message that the program cannot apply is due as others are, so each program tries it again and again",
 		Edits: []Edit{
 			{File: "provider/parking.go", Old: "if after < 0 || p.IsUnable() {", New: "if after < 0 {"},
-			{File: "providers/sqlite/do.go", Old: "case !is.IsUnable():", New: "default:"},
+			{File: "providers/sqlite/do.go", Old: "case !is.IsUnable() || u.db.older.Load():", New: "default:"},
 			{File: "providers/postgres/parked.go", Old: "return a.Parked.IsUnable() })", New: "return false })"},
 		},
 		Tests: []Test{
@@ -151,7 +151,7 @@ var units = []Mutant{
 		Name: "unable_replayed",
 		What: "an operator's replay makes a message due that the program cannot apply",
 		Edits: []Edit{
-			{File: "providers/sqlite/do.go", Old: " and (class <> 'unable' or needs = '')", New: ""},
+			{File: "providers/sqlite/do.go", Old: "and (class <> 'unable' or needs = '') ", New: ""},
 			{File: "providers/postgres/parked.go", Old: "when l.class = 'unable' and l.needs <> '' then", New: "when false then"},
 		},
 		Tests: []Test{
@@ -223,7 +223,7 @@ var units = []Mutant{
 	{
 		Name:  "suspect_tried_by_the_unable",
 		What:  "a program tries a message that may have crashed a process although it cannot apply it, and others no longer run it alone",
-		Edits: []Edit{{File: "projector/internal/parked/parked.go", Old: "case unable && m.Parked.Code == model.CodeCrashed:", New: "case unable && m.Parked == nil:"}},
+		Edits: []Edit{{File: "projector/internal/parked/parked.go", Old: "case !Leaves(m):", New: "default:"}},
 		Tests: []Test{{"./projector", "TestASuspectIsLeftToAProgramThatIsAble"}},
 	},
 	{

@@ -65,7 +65,7 @@ where ($10::bigint, $11::text, $12::uuid) = (0, '', '00000000-0000-0000-0000-000
 on conflict on constraint checkpoints_pkey do update
 set (position, event_id, recorded_at, lineage, mode, token, handlers, splits) =
 	(excluded.position, excluded.event_id, excluded.recorded_at, excluded.lineage, excluded.mode, excluded.token, excluded.handlers, excluded.splits)
-where (c.position, c.mode, c.token, c.splits) = ($10::bigint, $11::text, $12::uuid, $14::jsonb) and c.mode <> 'ended'`
+where (c.position, c.mode, c.token, c.splits, c.handlers) = ($10::bigint, $11::text, $12::uuid, $14::jsonb, $15::jsonb) and c.mode <> 'ended'`
 
 	// One row for each name without a marker, unless the checkpoint has passed the message.
 	unappliedSQL = `
@@ -209,7 +209,7 @@ func (db *Provider) SetCheckpoint(ctx context.Context, of provider.Build, from, 
 	err = db.fenced(ctx, of.Projector, exclusive, func(b *pgx.Batch) {
 		b.Queue(db.q(setCheckpointSQL), of.Projector, of.Generation,
 			to.Place.Position, to.Place.ID, recordedAt(to.Place), to.Lineage, to.Mode.String(), uuid.UUID(to.Token), jsonList(to.Handlers),
-			from.Place.Position, from.Mode.String(), uuid.UUID(from.Token), jsonList(to.Splits), jsonList(from.Splits),
+			from.Place.Position, from.Mode.String(), uuid.UUID(from.Token), jsonList(to.Splits), jsonList(from.Splits), jsonList(from.Handlers),
 		).Exec(func(tag pgconn.CommandTag) error {
 			set = tag.RowsAffected() == 1
 			return nil

@@ -20,7 +20,7 @@ var checkpointCases = []testCase{
 	},
 	{
 		name: "a checkpoint that has changed", play: checkpointCompared,
-		rule: "SetCheckpoint returns false, and changes nothing, unless the position, the mode and the token of the current checkpoint are those of from",
+		rule: "SetCheckpoint returns false, and changes nothing, unless the position, the mode, the token and the handlers of the current checkpoint are those of from",
 	},
 	{
 		name: "checkpoints of generations", play: checkpointOfGeneration,
@@ -224,7 +224,18 @@ func checkpointCompared(s *stage) {
 		other.Token = token
 		refused("another token", other)
 	}
-	s.set(provider.Checkpoint{Place: provider.LogPlace{Position: 5}, Mode: c.Mode, Token: c.Token}, moved(c, 6)) // the rest is not compared
+	began := c.Handlers[0]
+	for what, handlers := range map[string][]provider.Began{
+		"no handlers": nil, "another handler": {{Handler: began.Handler + "x", Type: began.Type, Position: began.Position}},
+		"a handler with an earlier name": {{Handler: began.Handler, Was: []string{"was"}, Type: began.Type, Position: began.Position}},
+		"a handler of another type":      {{Handler: began.Handler, Type: began.Type + "x", Position: began.Position}},
+		"a handler behind another place": {{Handler: began.Handler, Type: began.Type, Position: began.Position + 1}}, "one more": {began, began},
+	} {
+		other := c
+		other.Handlers = handlers
+		refused(what, other)
+	}
+	s.set(provider.Checkpoint{Place: provider.LogPlace{Position: 5}, Mode: c.Mode, Token: c.Token, Handlers: c.Handlers}, moved(c, 6)) // the rest is not compared
 }
 
 func checkpointOfGeneration(s *stage) {

@@ -86,8 +86,8 @@ func (u *Units) try(ctx context.Context, doing string, err error, s *goredis.Scr
 	return a, nil
 }
 
-func splitsText(all []provider.Split) string {
-	text, _ := json.Marshal(append([]provider.Split{}, all...)) // always has a JSON form
+func listText[T any](all []T) string {
+	text, _ := json.Marshal(append([]T{}, all...)) // always has a JSON form
 	return string(text)
 }
 
@@ -104,12 +104,11 @@ func (u *Units) SetCheckpoint(ctx context.Context, b provider.Build, from, to pr
 	if err == nil && from.Mode == 0 {
 		err = u.unlinkEmptied(ctx, b)
 	}
-	handlers, _ := json.Marshal(to.Handlers) // always has a JSON form
 	a, err := u.move(ctx, "set the checkpoint", err, setCheckpointScript, b,
-		modeText(from.Mode), from.Place.Position, from.Token.String(), bit(from.Restored), splitsText(from.Splits), to.Oldest(),
+		modeText(from.Mode), from.Place.Position, from.Token.String(), bit(from.Restored), listText(from.Splits), to.Oldest(), listText(from.Handlers),
 		"mode", modeText(to.Mode), "position", to.Place.Position, "id", to.Place.ID, "recorded", timeText(to.Place.RecordedAt),
-		"lineage", to.Lineage, "token", to.Token.String(), "handlers", handlers, "lost", to.Lost,
-		"restoring", bit(to.Restoring), "splits", splitsText(to.Splits))
+		"lineage", to.Lineage, "token", to.Token.String(), "handlers", listText(to.Handlers), "lost", to.Lost,
+		"restoring", bit(to.Restoring), "splits", listText(to.Splits))
 	return a.number(0) == 1, err
 }
 

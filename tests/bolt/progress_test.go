@@ -25,8 +25,7 @@ func (db *DB) SetCheckpoint(ctx context.Context, b provider.Build, from, to prov
 	return update(ctx, db, "set the checkpoint", provider.CheckSetCheckpoint(b.Projector, to), func(s *session) (bool, error) {
 		b := s.build(b)
 		is := s.checkpoint(b)
-		if is.Mode == provider.ModeEnded || is.Place.Position != from.Place.Position || is.Mode != from.Mode || is.Token != from.Token ||
-			!slices.Equal(is.Splits, from.Splits) {
+		if !provider.CanSetCheckpoint(is, from) {
 			return false, nil
 		}
 		oldest := to.Oldest()
