@@ -215,7 +215,7 @@ func (a *Admin) Forget(ctx context.Context, name string, o projector.ForgetOptio
 	_, err = a.decide(ctx, act, map[string]bool{"drop_tables": o.DropTables}, func() (int, error) {
 		var err error
 		f, err = projector.Forget(ctx, p, name, o, d)
-		return int(f.Markers.N + f.Parked.N), err
+		return f.Deleted, err
 	})
 	return f, err
 }

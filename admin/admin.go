@@ -33,7 +33,8 @@ type Projectors interface {
 	provider.Builds
 	provider.MarkerMaintainer
 	provider.Records
-	provider.Leases
+	// LeaseNames is that of claim.Leases.
+	LeaseNames(ctx context.Context, prefix string) ([]string, error)
 }
 
 // Admin reads facts and carries out acts. Create it with New. Its methods are safe for concurrent use. The error of one

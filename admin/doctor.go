@@ -388,7 +388,7 @@ func (f *Facts) findNeeds() (found []provider.Finding) {
 		if p.State == "retired" || p.State != "live" && p.Runners == 0 {
 			continue
 		}
-		one := p.findingOf("wait for a program that has what they need", meaning)
+		one := p.findingOf("wait for a program that meets their needs", meaning)
 		n := 0
 		for _, need := range f.Needs {
 			if need.Projector != p.Name || need.Number() != p.Generation || len(need.Able) > 0 {
@@ -423,7 +423,8 @@ func (f *Facts) findRequests() (found []provider.Finding) {
 // Unanswered returns why no living service can answer a request of Requests, or "".
 func (f *Facts) Unanswered(request int64) string {
 	for _, a := range f.Requests {
-		if one, _ := f.unanswered(a); a.ID == request {
+		if a.ID == request {
+			one, _ := f.unanswered(a)
 			return one.Meaning
 		}
 	}

@@ -3,8 +3,6 @@ package admin
 import (
 	"cmp"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"iter"
 	"slices"
@@ -275,25 +273,14 @@ func (f *Facts) addNeeds(ctx context.Context, store Projectors) error {
 func (f *Facts) addWanted(ctx context.Context, store Projectors) error {
 	f.wanted = map[int64]string{}
 	for _, a := range f.Requests {
-		var q provider.DryRunRequest
-		if a.State != provider.ActRequested || a.Verb != provider.VerbDryRun || json.Unmarshal(a.Detail, &q) != nil {
+		if a.State != provider.ActRequested || a.Verb != provider.VerbDryRun {
 			continue
 		}
-		q.Filter.Projector, q.Filter.Generation = a.Name, f.live(a.Name).Generation
-		rows, err := store.Parked(ctx, q.Filter)
-		if errors.Is(err, provider.ErrInput) { // any runner answers that
-			continue
-		}
+		needs, err := provider.DryRunNeeds(ctx, store, a, f.live(a.Name).Generation)
 		if err != nil {
 			return err
 		}
-		var needs []string
-		for _, row := range rows {
-			if row.Needs != "" {
-				needs = append(needs, strings.Split(row.Needs, "\n")...)
-			}
-		}
-		f.wanted[a.ID] = strings.Join(slices.Compact(slices.Sorted(slices.Values(needs))), "\n")
+		f.wanted[a.ID] = needs
 	}
 	return nil
 }
@@ -353,7 +340,7 @@ func unapplied(ctx context.Context, store Projectors, b provider.Build, events [
 		m := provider.Message{ID: e.ID, Position: e.Position}
 		for _, began := range takers[e.Type] {
 			if e.Position > began.Position {
-				m.Handlers = append(m.Handlers, provider.Handler{Name: began.Handler, Was: began.Was})
+				m.Handlers = append(m.Handlers, began.Taker())
 			}
 		}
 		if len(m.Handlers) > 0 {

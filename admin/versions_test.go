@@ -163,7 +163,7 @@ func TestDoctorNamesWhatNobodyHas(t *testing.T) {
 	w.priceIn(2, "tea", 1)
 	w.priceIn(2, "tin", 1)
 	w.price("tea", 2)
-	f := w.finds(soon, provider.FindingParked, "Messages of the projector stock wait for a program that has what they need")
+	f := w.finds(soon, provider.FindingParked, "Messages of the projector stock wait for a program that meets their needs")
 	require.Contains(t, value(f, "needs"), "event product.priced 2, for ")
 	require.Contains(t, value(f, "needs"), "(since ")
 	require.Equal(t, []string{"start a runner of stock in version 1 that has it", "kinora parked ls --projector stock --generation 1 --class unable"}, f.Remedy)
@@ -234,7 +234,7 @@ func TestDoctorOfAStoreWithoutOperationsNamesWhatMessagesNeed(t *testing.T) {
 		found, err := adminOf(t, store).Doctor(t.Context(), provider.DiagnosisLimits{})
 		require.NoError(t, err)
 		require.Len(t, found, 1, titles(found))
-		require.Equal(t, "Messages of the projector stock wait for a program that has what they need", found[0].Title)
+		require.Equal(t, "Messages of the projector stock wait for a program that meets their needs", found[0].Title)
 		require.Contains(t, value(found[0], "needs"), "decoder, event posted 2, for ")
 		require.True(t, strings.HasPrefix(found[0].Meaning, meaning), found[0].Meaning)
 	}

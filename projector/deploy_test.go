@@ -2,12 +2,17 @@ package projector_test
 
 import (
 	"context"
+	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/memory"
 	"github.com/stretchr/testify/require"
 )
@@ -230,4 +235,164 @@ func TestAProjectorWithANewNameBeginsAnew(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What an old program did not know, and a new one has applied, is in the log: the read model can be rebuilt.
+// Promise: R9.1
+func TestARebuildAfterATypeThatWasUnknown(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f := newDB(t), make(subscription)
+		of := func(version int, handlers ...projector.Handler[txn]) *projector.Projector[txn] {
+			opts := projector.Options{Markers: true, Version: version, RebuildOnChange: projector.BlueGreen, Tables: []string{"notes"}}
+			known := eventstore.NewTypes(eventstore.Type[unhandled]("unhandled"))
+			if len(handlers) > 0 {
+				known = eventstore.NewTypes(eventstore.Type[unhandled]("unhandled"), eventstore.Type[renamed]("renamed"))
+			}
+			return projector.Define("p", known, opts, append(handlers, projector.OnCreate(func(context.Context, txn) error { return nil }),
+				projector.On("other", func(context.Context, txn, eventstore.Event[unhandled]) error { return nil }))...)
+		}
+		taking := projector.On("renamed", func(ctx context.Context, tx txn, e eventstore.Event[renamed]) error {
+			return noteIn(tx, projector.Table(ctx, "notes"), e.Stream, e.Data.Stars)
+		})
+		stop := run(t, db, f, projector.RunnerConfig{}, of(1))
+		rate(t, db, "renamed", 1, "k-1", 1, 2)
+		f.deliver(t, published(t, db, "k-1")...)
+		time.Sleep(time.Second)
+		require.NoError(t, stop())
+		require.Len(t, parked(t, db), 2)
+		stop = run(t, db, f, projector.RunnerConfig{}, of(1, taking))
+		time.Sleep(time.Minute)
+		require.NoError(t, stop())
+		require.Empty(t, parked(t, db))
+		second := of(2, taking)
+		stop = run(t, db, f, projector.RunnerConfig{}, second)
+		state(t, db, second, 2, "live")
+		require.NoError(t, stop())
+		require.Equal(t, upTo(2), noted(db, "notes_g2", "k-1"))
+	})
+}
+
+// While a projector catches up, a delivery of a type that no program knows is not applied before what the reader of the log has
+// still to read of its stream. Nor is it applied twice, or lost.
+// Promise: G7b.2, G7.10
+func TestAnUnknownTypeDeliveredBeforeItsStreamIsRead(t *testing.T) {
+	t.Parallel()
+	for name, read := range map[string]bool{"the new handler reads it": false, "the old reader has passed it": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				db, f := newDB(t), make(subscription)
+				cfg := projector.RunnerConfig{}
+				require.NoError(t, fromLog(t, db, cfg, knowing(1, 0, marked))())
+				terms := claim.Terms{Holder: "x", Token: claim.NewToken(), Lease: 24 * time.Hour}
+				has, err := db.AcquireLease(t.Context(), "reader/p", terms)
+				require.NoError(t, err)
+				require.True(t, has)
+				stop := run(t, db, f, cfg, knowing(1, 0, marked))
+				rate(t, db, "rated", 1, "k-1", 1)
+				rate(t, db, "renamed", 1, "k-1", 2)
+				f.deliver(t, published(t, db, "k-1")[1])
+				require.Len(t, parked(t, db), 1)
+				release := func() { require.NoError(t, db.ReleaseLease(t.Context(), "reader/p", terms.Token)) }
+				if read {
+					release()
+					time.Sleep(time.Minute)
+				}
+				require.NoError(t, stop())
+				stop = run(t, db, f, cfg, knowing(1, 1, marked))
+				if !read {
+					time.Sleep(time.Minute)
+					require.Empty(t, noted(db, "a", "k-1"))
+					release()
+				}
+				time.Sleep(time.Minute)
+				require.Equal(t, upTo(2), noted(db, "a", "k-1"))
+				require.Empty(t, parked(t, db))
+				f.deliver(t, published(t, db, "k-1")...)
+				time.Sleep(time.Minute)
+				require.NoError(t, stop())
+				require.Equal(t, upTo(2), noted(db, "a", "k-1"))
+			})
+		})
+	}
+}
+
+// What a new program has parked under the new name of a handler is applied by an old one after a rollback.
+// Promise: G7.10
+func TestWhatIsParkedUnderANewNameIsAppliedAfterARollback(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f := newDB(t), make(subscription)
+		fails := func(context.Context, txn, eventstore.Event[posted]) error { return projector.Permanent(errNever) }
+		newer := projector.Define("p", types, marked, projector.On("edited", fails).Was("q/other", "changed"))
+		stop := run(t, db, f, projector.RunnerConfig{}, newer)
+		f.deliver(t, keyed("k", 1), keyed("k", 2))
+		require.NoError(t, stop())
+		require.Len(t, parked(t, db), 2)
+		stop = run(t, db, f, projector.RunnerConfig{}, projector.Define("p", types, marked, projector.On("changed", note("a"))))
+		replayAll(t, db, all)
+		time.Sleep(time.Minute)
+		require.NoError(t, stop())
+		require.Equal(t, upTo(2), noted(db, "a", "k"))
+		require.Empty(t, parked(t, db))
+	})
+}
+
+// inOrder fails the test if the live generation, 2, gets a handler before the standby one has it.
+type inOrder struct {
+	*memory.DB
+	t *testing.T
+	n atomic.Int64
+}
+
+func (o *inOrder) SetGeneration(ctx context.Context, all ...provider.Generation) (bool, error) {
+	for _, g := range all {
+		if g.Generation == 2 && g.State == provider.GenerationLive && strings.Contains(string(g.Data), "p/renamed") {
+			c, err := o.Checkpoint(ctx, provider.Build{Projector: "p", Generation: 1})
+			require.NoError(o.t, err)
+			require.True(o.t, slices.ContainsFunc(c.Handlers, func(b provider.Began) bool { return b.Handler == "p/renamed" }), "%s", g.Data)
+			o.n.Add(1)
+		}
+	}
+	return o.DB.SetGeneration(ctx, all...)
+}
+
+// A new handler does not begin later in a generation that is kept for a rollback: it would miss what comes between.
+// Promise: G7.10
+func TestANewHandlerBeginsInTheStandbyGenerationFirst(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := &inOrder{DB: newDB(t), t: t}
+		of := func(renames int) *projector.Projector[txn] {
+			defs, handlers := []eventstore.TypeDef{eventstore.Type[rated]("rated")}, []projector.Handler[txn]{
+				projector.OnCreate(func(context.Context, txn) error { return nil }),
+				projector.On("rated", func(ctx context.Context, tx txn, e eventstore.Event[rated]) error {
+					return noteIn(tx, projector.Table(ctx, "notes"), e.Stream, e.Data.Stars)
+				}),
+			}
+			if renames > 0 {
+				defs = append(defs, eventstore.Type[renamed]("renamed"))
+				handlers = append(handlers, projector.On("renamed", func(ctx context.Context, tx txn, e eventstore.Event[renamed]) error {
+					return noteIn(tx, projector.Table(ctx, "notes"), e.Stream, e.Data.Stars)
+				}))
+			}
+			return projector.Define("p", eventstore.NewTypes(defs...), projector.Options{Tables: []string{"notes"}}, handlers...)
+		}
+		older := newRunner(t, db, projector.FromLog(db), projector.RunnerConfig{}, of(0))
+		stopOld := start(t, older)
+		rate(t, db.DB, "rated", 1, "k-1", 1)
+		require.NoError(t, rebuild(t, older, request(projector.BlueGreen)))
+		newer := of(1)
+		stopNew := start(t, newRunner(t, db, projector.FromLog(db), projector.RunnerConfig{}, newer))
+		takesEvents(t, db.DB, newer)
+		rate(t, db.DB, "renamed", 1, "k-1", 2)
+		time.Sleep(time.Minute)
+		require.Positive(t, db.n.Load())
+		for _, table := range []string{"notes_g1", "notes_g2"} {
+			require.Equal(t, upTo(2), noted(db.DB, table, "k-1"), table)
+		}
+		require.NoError(t, stopOld())
+		require.NoError(t, stopNew())
+	})
 }

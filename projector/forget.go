@@ -3,7 +3,6 @@ package projector
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -22,18 +21,19 @@ type ForgetOptions struct {
 // Forgotten is what Forget has deleted, or would delete.
 type Forgotten struct {
 	Checkpoints map[int]int64  `json:"checkpoints"` // the position of each generation that has a checkpoint
-	Markers     provider.Count `json:"markers"`     // zero if the store does not list them
+	Handlers    []string       `json:"handlers"`    // that have markers, sorted. Empty if the store does not list them
 	Parked      provider.Count `json:"parked"`      // messages, also replayed and skipped ones
 	// Tables are those of OnCreate, and their views. Without DropTables they are kept.
-	Tables []string `json:"tables"`
+	Tables  []string `json:"tables"`
+	Deleted int      `json:"deleted"` // markers and parked messages: by this call
 }
 
 // ForgetStore is a store whose projectors can be forgotten. Every provider is one.
 type ForgetStore interface {
 	provider.Builds
-	provider.Progress
-	provider.Parking
-	provider.Leases
+	Checkpoint(ctx context.Context, b provider.Build) (provider.Checkpoint, error)
+	Parked(ctx context.Context, f ParkedFilter) ([]provider.Parked, error)
+	LeaseNames(ctx context.Context, prefix string) ([]string, error)
 }
 
 // Forget deletes what is stored of a projector that no program has any more: markers, parked messages and, with
@@ -62,33 +62,29 @@ func Forget(ctx context.Context, s ForgetStore, projector string, o ForgetOption
 	if err != nil {
 		return f, err
 	}
-	if c, ok := s.(provider.ReadyChecker); ok && !o.Preview { // what lacks a right must not end in the middle
+	if c, ok := s.(provider.ReadyChecker); ok && !o.Preview { // a role that lacks a right must not fail in the middle
 		if err := c.ReadyFor(ctx, provider.RunnerService); err != nil {
 			return f, err
 		}
 	}
-	for done := false; !done && err == nil; {
-		isForgotten := generation.Tombstone(one.all) != nil
-		if !isForgotten {
-			err = one.allowed(ctx, found)
-		}
+	for ; err == nil; err = one.read(ctx) { // another program may have changed the generations
+		isForgotten, done := generation.Tombstone(one.all) != nil, o.Preview
 		switch {
-		case err != nil:
-		case o.Preview:
-			done = true
-		case isForgotten:
-			done, err = one.clear(ctx, d)
-		default:
-			_, err = s.SetGeneration(ctx, one.retired(d)...)
+		case !isForgotten:
+			if err = one.allowed(ctx, found); err == nil && !done {
+				_, err = s.SetGeneration(ctx, one.retired(d)...)
+			}
+		case !done:
+			done, err = one.clear(ctx, d, &found.Deleted)
 		}
-		if err == nil && !done { // another program may have changed the generations
-			err = one.read(ctx)
+		if err != nil {
+			break
+		}
+		if done {
+			return found, nil
 		}
 	}
-	if err != nil {
-		return f, err
-	}
-	return found, nil
+	return f, err
 }
 
 // forgetting is a projector that is being forgotten.
@@ -118,11 +114,11 @@ func (o *forgetting) read(ctx context.Context) error {
 	return err
 }
 
-// counted is the most rows of each kind that Forgotten counts.
+// counted is the most rows that Forgotten counts.
 const counted = 1000
 
 func (o *forgetting) count(ctx context.Context) (f Forgotten, err error) {
-	f = Forgotten{Checkpoints: map[int]int64{}, Tables: []string{}}
+	f = Forgotten{Checkpoints: map[int]int64{}, Handlers: append([]string{}, o.marked...), Tables: []string{}}
 	for _, g := range o.all {
 		c, err := o.Checkpoint(ctx, g.Build)
 		if err != nil {
@@ -132,18 +128,10 @@ func (o *forgetting) count(ctx context.Context) (f Forgotten, err error) {
 			f.Checkpoints[g.Generation] = c.Place.Position
 		}
 		for _, t := range o.tables(g) {
-			if f.Tables = append(f.Tables, t.Table); t.Other != "" {
+			if f.Tables = append(f.Tables, t.Table); t.Other != "" && !slices.Contains(f.Tables, t.Other) {
 				f.Tables = append(f.Tables, t.Other)
 			}
 		}
-	}
-	k, _ := o.ForgetStore.(provider.MarkerMaintainer)
-	for _, handler := range o.marked {
-		n, err := k.CountMarkers(ctx, handler, counted)
-		if err != nil {
-			return f, err
-		}
-		f.Markers.N, f.Markers.AtLeast = f.Markers.N+int64(n), f.Markers.AtLeast || n == counted
 	}
 	rows, err := o.Parked(ctx, ParkedFilter{
 		Projector: o.name, Limit: counted, States: []ParkedState{StateWaiting, StateStuck, StateReplayed, StateSkipped},
@@ -152,12 +140,11 @@ func (o *forgetting) count(ctx context.Context) (f Forgotten, err error) {
 	return f, err
 }
 
-// tables returns the tables of a generation, with the views that show them if it is the one that readers see.
+// tables returns the tables of a generation, each with the view that may show it.
 func (o *forgetting) tables(g *generation.Row) (all []provider.TablePair) {
-	seen := generation.Live(o.all) == g || generation.Tombstone(o.all) == g
 	for _, table := range slices.Concat(g.Tables, g.Kept) {
 		pair := provider.TablePair{Table: table}
-		if seen && g.Suffix != "" {
+		if g.Suffix != "" {
 			pair.Other = strings.TrimSuffix(table, g.Suffix)
 		}
 		all = append(all, pair)
@@ -185,7 +172,7 @@ func (o *forgetting) allowed(ctx context.Context, f Forgotten) error {
 			}
 		}
 	}
-	for _, kind := range []string{"reader/", "segments/", verifying} {
+	for _, kind := range []string{follow.ReaderLease, follow.SegmentLease, follow.VerifyLease} {
 		names, err := o.LeaseNames(ctx, kind+o.name)
 		if err != nil {
 			return err
@@ -193,7 +180,7 @@ func (o *forgetting) allowed(ctx context.Context, f Forgotten) error {
 		for _, name := range names {
 			switch rest := strings.TrimPrefix(name, kind+o.name); {
 			case rest != "" && rest[0] != '@' && rest[0] != '/': // of another projector
-			case kind == verifying:
+			case kind == follow.VerifyLease:
 				return fmt.Errorf("%w: it is being verified", ErrGeneration)
 			default:
 				return fmt.Errorf("%w: a runner of the projector has the lease %s", ErrGeneration, name)
@@ -202,9 +189,6 @@ func (o *forgetting) allowed(ctx context.Context, f Forgotten) error {
 	}
 	return nil
 }
-
-// verifying is the beginning of the names of leases of verifications.
-const verifying = "verify/"
 
 // retired returns the rows of the generations that are to be stored: none is live then.
 func (o *forgetting) retired(d Decision) (rows []provider.Generation) {
@@ -220,8 +204,8 @@ func (o *forgetting) retired(d Decision) (rows []provider.Generation) {
 	return rows
 }
 
-// clear deletes the rows of all generations. done is false if another program has changed them meanwhile.
-func (o *forgetting) clear(ctx context.Context, d Decision) (done bool, err error) {
+// clear deletes the rows of all generations, and counts them. done is false if another program has changed them meanwhile.
+func (o *forgetting) clear(ctx context.Context, d Decision, deleted *int) (done bool, err error) {
 	if err := o.end(ctx, d); err != nil {
 		return false, err
 	}
@@ -233,20 +217,16 @@ func (o *forgetting) clear(ctx context.Context, d Decision) (done bool, err erro
 		if err != nil {
 			return false, err
 		}
-		handlers := map[string]bool{}
-		for _, name := range slices.Concat(o.marked, g.Handlers, follow.Names(c.Handlers)) {
-			if strings.HasPrefix(name, o.name+"/") { // those in Was may be of another projector
-				handlers[name] = true
-			}
-		}
+		handlers := follow.OwnHandlers(o.name, o.marked, g.Handlers, follow.Names(c.Handlers))
 		var tables []provider.TablePair
 		if o.drop {
 			tables = o.tables(g)
 		}
 		for n := 1; n > 0; {
-			if n, err = o.ClearGeneration(ctx, g.Build, slices.Sorted(maps.Keys(handlers)), tables, 500); err != nil {
+			if n, err = o.ClearGeneration(ctx, g.Build, handlers, tables, 500); err != nil {
 				return false, err
 			}
+			*deleted += n
 		}
 		changed, err := generation.Change(ctx, o, g, func(g *generation.Row) {
 			if g.Cleared = true; o.drop {

@@ -26,7 +26,8 @@ type Handler[Tx any] struct {
 
 // Was declares earlier names of the handler: of the same projector ("created"), or of another
 // ("old-ratings/created"). A marker with an earlier name counts, and new markers are written with
-// all names. So old and new versions of a program can run at the same time during a deployment.
+// all names. So old and new versions of a program can run at the same time during a deployment. Messages are parked under the last
+// of the names, which is therefore the oldest one that is in use.
 //
 // A name of another projector helps only if markers decide, as with Options.BrokerOnly. The checkpoint belongs to the name of
 // the projector: one with a new name that reads the log begins at Options.From, and applies again what the other has applied.

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -60,7 +59,7 @@ func operatorOf[Tx any](r *Runner, u provider.Units[Tx], p *Projector[Tx]) opera
 	cfg := r.cfg
 	cfg.Observer, cfg.Log = RunnerObserver{}, r.host.Log
 	return operator{
-		can:    func(ctx context.Context, a provider.Act) (bool, error) { return r.canAnswer(ctx, p.name, a) },
+		can:    func(ctx context.Context, a provider.Act) (bool, error) { return r.canAnswer(ctx, a) },
 		dryRun: func(ctx context.Context, f ParkedFilter) (*DryRun, error) { return p.DryRun(ctx, u, f, &cfg) },
 		verify: func(ctx context.Context, v Verification) (*Verified, error) { return p.Verify(ctx, u, v, &cfg) },
 	}
@@ -107,8 +106,8 @@ func (o *answers) take(ctx, hard context.Context) {
 // canAnswer reports whether this program can answer a request about a projector: the live read model is that of its
 // version, and it has what that has, for a verification, or what the messages of a dry run need. Otherwise the request waits
 // for another program.
-func (r *Runner) canAnswer(ctx context.Context, name string, a provider.Act) (bool, error) {
-	f := r.feeder(name)
+func (r *Runner) canAnswer(ctx context.Context, a provider.Act) (bool, error) {
+	f := r.feeder(a.Name)
 	if !f.Current().IsLive() {
 		return false, nil
 	}
@@ -119,16 +118,11 @@ func (r *Runner) canAnswer(ctx context.Context, name string, a provider.Act) (bo
 		}
 		return err == nil, err
 	}
-	var q provider.DryRunRequest
-	if a.Verb != provider.VerbDryRun || len(a.Detail) > 0 && json.Unmarshal(a.Detail, &q) != nil { // the answer says what is wrong with it
+	if a.Verb != provider.VerbDryRun { // the answer says what is wrong with it
 		return true, nil
 	}
-	q.Filter.Projector, q.Filter.Generation = name, f.Current().Generation
-	rows, err := r.host.Store.Parked(ctx, q.Filter)
-	if errors.Is(err, ErrInput) { // as above
-		return true, nil
-	}
-	return !slices.ContainsFunc(rows, func(p Parked) bool { return p.Needs != "" && f.Projector.Lacks(p.Needs) != nil }), err
+	needs, err := provider.DryRunNeeds(ctx, r.host.Store, a, f.Current().Generation)
+	return needs == "" || f.Projector.Lacks(needs) == nil, err
 }
 
 // lostRequest is the outcome of a request whose runner has ended. It is not begun again: if a message ends

@@ -65,30 +65,74 @@ func TestARequestWaitsForAProgramOfTheLiveVersion(t *testing.T) {
 	})
 }
 
+// noting returns a program that knows "rated" up to a schema version, and may have more handlers.
+func noting(schema int, more ...projector.Handler[txn]) *projector.Projector[txn] {
+	ups := []func(json.RawMessage) (json.RawMessage, error){unchanged, unchanged}
+	create := projector.OnCreate(func(context.Context, txn) error { return nil })
+	apply := projector.On("rated", func(ctx context.Context, tx txn, e eventstore.Event[rated]) error {
+		return noteIn(tx, projector.Table(ctx, "notes"), e.Stream, e.Data.Stars)
+	})
+	return projector.Define("p", eventstore.NewTypes(eventstore.Type[rated]("rated", ups[:schema-1]...)), projector.Options{Tables: []string{"notes"}},
+		append(more, create, apply)...)
+}
+
+var again = projector.On("again", func(ctx context.Context, tx txn, e eventstore.Event[rated]) error {
+	return noteIn(tx, projector.Table(ctx, "notes"), "again "+e.Stream, e.Data.Stars)
+})
+
+// A verification that has begun before a program with more has started does not repair what that has applied.
+// Promise: O2.2
+func TestAVerificationBesideANewProgramRepairsNothing(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		newer  *projector.Projector[txn]
+		schema int
+	}{
+		"a handler":        {noting(1, again), 1},
+		"a schema version": {noting(2), 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				db, older := newDB(t), noting(1)
+				stopOld := fromLog(t, db, projector.RunnerConfig{}, older)
+				rate(t, db, "rated", 1, "k-1", upTo(50)...)
+				time.Sleep(time.Minute)
+				var stopNew func() error
+				begin := func(int64, int64) {
+					if stopNew == nil {
+						stopNew = fromLog(t, db, projector.RunnerConfig{}, c.newer)
+						time.Sleep(5 * time.Second)
+						rate(t, db, "rated", c.schema, "k-1", 51)
+						time.Sleep(5 * time.Second)
+					}
+				}
+				want := func() (all [][]int) { return append(all, noted(db, "notes", "k-1"), noted(db, "notes", "again k-1")) }
+				_, err := older.Verify(t.Context(), db, projector.Verification{Repair: person, Rate: 10, Progress: begin}, &projector.RunnerConfig{Log: db})
+				require.ErrorIs(t, err, projector.ErrGeneration)
+				applied := want()
+				require.Equal(t, upTo(51), applied[0])
+				time.Sleep(time.Minute)
+				require.Equal(t, applied, want())
+				require.NoError(t, stopNew())
+				require.NoError(t, stopOld())
+			})
+		})
+	}
+}
+
 // A program that lacks a handler of the live read model, or the schema version of one of its events, neither verifies it nor
 // rebuilds it: the effects would be missing.
 // Promise: O2.2
 func TestVerificationsAndRebuildsAreLeftToAProgramThatHasAll(t *testing.T) {
 	t.Parallel()
-	of := func(schema int, more ...projector.Handler[txn]) *projector.Projector[txn] {
-		ups := []func(json.RawMessage) (json.RawMessage, error){unchanged, unchanged}
-		create := projector.OnCreate(func(context.Context, txn) error { return nil })
-		apply := projector.On("rated", func(ctx context.Context, tx txn, e eventstore.Event[rated]) error {
-			return noteIn(tx, projector.Table(ctx, "notes"), e.Stream, e.Data.Stars)
-		})
-		return projector.Define("p", eventstore.NewTypes(eventstore.Type[rated]("rated", ups[:schema-1]...)), projector.Options{Tables: []string{"notes"}},
-			append(more, create, apply)...)
-	}
-	again := projector.On("again", func(ctx context.Context, tx txn, e eventstore.Event[rated]) error {
-		return noteIn(tx, projector.Table(ctx, "notes"), "again "+e.Stream, e.Data.Stars)
-	})
 	for name, c := range map[string]struct {
 		older, newer *projector.Projector[txn]
 		schema       int
 		again        []int
 	}{
-		"a handler":        {of(1), of(1, again), 1, upTo(3)},
-		"a schema version": {of(1), of(2), 2, nil},
+		"a handler":        {noting(1), noting(1, again), 1, upTo(3)},
+		"a schema version": {noting(1), noting(2), 2, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

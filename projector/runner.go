@@ -355,15 +355,7 @@ func (r *Runner) reportRenamed(ctx context.Context) {
 func (r *Runner) reportLacking() {
 	for _, f := range r.all.Feeders {
 		g := f.Current()
-		var lacks []string
-		for eventType, schemas := range g.Seen {
-			for _, schema := range schemas {
-				if need := provider.NeedEvent(eventType, schema); f.Projector.Lacks(need) != nil {
-					lacks = append(lacks, need)
-				}
-			}
-		}
-		if slices.Sort(lacks); len(lacks) > 0 {
+		if lacks := f.Projector.LacksOf(g.Seen); len(lacks) > 0 {
 			r.cfg.Logger.Warn("the read model has seen events that this program does not have: it may be older than the program before. "+
 				"Such messages wait for a program that has them", "projector", f.Projector.Name, "generation", g.Generation, "lacks", lacks)
 		}

@@ -159,7 +159,7 @@ type RunnerObserver struct {
 	Retried func(projector string, class Class, after time.Duration)
 	// Parked: a message was parked, or stays parked after a failed attempt. handler is the one
 	// that failed, or "" if none did. ClassHeld: the message waits behind another one. ClassUnable: it waits for a program
-	// that has what it needs.
+	// that meets its needs.
 	Parked func(projector, handler string, class Class, code string)
 	// Replayed: a parked message was applied.
 	Replayed func(projector string)

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/google/uuid"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/projector"
@@ -243,23 +244,34 @@ func TestAttemptsGoOnAfterAnOlderProgram(t *testing.T) {
 func TestASuspectIsLeftToAProgramThatIsAble(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, m := newDB(t), keyed("k", 1)
-		row := provider.Parked{
-			Projector: "p", Generation: 1, MessageID: m.UUID, Key: "k", Lane: provider.LaneOfKey("k"), Type: "posted", Payload: m.Payload, Headers: m.Metadata,
-			Class: provider.ClassUnknown, Code: "crashed", Attempts: 1,
+		db, cfg := newDB(t), projector.RunnerConfig{Batch: 1} // it looks at four lanes
+		park := func(m *message.Message, code string, after time.Duration) {
+			row := provider.Parked{
+				Projector: "p", Generation: 1, MessageID: m.UUID, Key: m.UUID, Lane: provider.LaneOfKey(m.UUID), Type: m.Metadata[provider.HeaderType],
+				Payload: m.Payload, Headers: m.Metadata, Class: provider.ClassUnknown, Code: code, Attempts: 1,
+			}
+			u := provider.Unit{Projector: "p", Generation: 1, Messages: []provider.Message{{ID: m.UUID, Lane: row.Lane, Handlers: []provider.Handler{{Name: "p/any"}}}}}
+			require.NoError(t, db.Do(t.Context(), u, func(context.Context, txn, provider.Found) (provider.Closing, error) {
+				return provider.Closing{Park: []provider.Aside{{Parked: row, After: after}}}, nil
+			}))
 		}
-		u := provider.Unit{Projector: "p", Generation: 1, Messages: []provider.Message{{ID: m.UUID, Lane: row.Lane, Handlers: []provider.Handler{{Name: "p/a"}}}}}
-		require.NoError(t, db.Do(t.Context(), u, func(context.Context, txn, provider.Found) (provider.Closing, error) {
-			return provider.Closing{Park: []provider.Aside{{Parked: row, After: time.Second}}}, nil
-		}))
-		stop := run(t, db, make(subscription), projector.RunnerConfig{}, older())
+		var suspects []string
+		for n := range 10 {
+			park(keyed("k", n), "crashed", time.Second)
+			suspects = append(suspects, fmt.Sprintf("k-%d waiting unknown crashed 1", n))
+		}
+		park(msg("z", "unhandled", `{}`), "failed", time.Minute)
+		stop := run(t, db, make(subscription), cfg, older())
 		time.Sleep(time.Hour)
 		require.NoError(t, stop())
-		require.Equal(t, []string{"k-1 waiting unknown crashed 1"}, rows(parked(t, db)))
-		err := applyParked(t, db, projector.RunnerConfig{}, older())
+		require.Equal(t, suspects, rows(parked(t, db)), "the other one is applied")
+		park(msg("z-2", "unhandled", `{}`), "failed", time.Minute)
+		time.Sleep(time.Hour)
+		err := applyParked(t, db, cfg, older())
 		require.Equal(t, provider.ClassUnable, provider.ClassOf(err), "a tool ends too: %v", err)
-		drain(t, db, projector.RunnerConfig{}, define(marked, note("a")))
-		require.Equal(t, upTo(1), noted(db, "a", "k"))
+		require.Equal(t, suspects, rows(parked(t, db)))
+		drain(t, db, cfg, define(marked, note("a")))
+		require.Len(t, noted(db, "a", "k"), 10)
 	})
 }
 

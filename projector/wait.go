@@ -317,7 +317,7 @@ func (p *Projector[Tx]) Lag(ctx context.Context, s State) (_ Lag, err error) {
 
 // notBegun returns the handlers that are not recorded, and that a runner has announced, or one of this process will.
 func (p *Projector[Tx]) notBegun(ctx context.Context, s provider.Builds, takers map[string][]provider.Handler, recorded []provider.Began) ([]string, error) {
-	added := follow.HandlersOf(takers).Added(recorded)
+	added := follow.Handlers{ByType: takers}.Added(recorded)
 	if len(added) == 0 || p.logged.Load() && !p.announced.Load() {
 		return follow.Names(added), nil
 	}

@@ -111,7 +111,7 @@ func TestRunnerWarnsOfWhatMessagesNeed(t *testing.T) {
 		f.deliver(t, keyed("k", 1), keyed("l", 1))
 		time.Sleep(150 * time.Second)
 		require.NoError(t, stop())
-		const warning = `level=WARN msg="messages wait for a program that has what they need" projector=p generation=1 needs="[event posted 1]"`
+		const warning = `level=WARN msg="messages wait for a program that meets their needs" projector=p generation=1 needs="[event posted 1]"`
 		require.Equal(t, 3, strings.Count(out.String(), warning), "%s", out)
 	})
 }

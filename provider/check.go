@@ -292,15 +292,6 @@ func CheckDueFilter(f DueFilter) error {
 	return nil
 }
 
-// CheckNeeds returns an error if after of Parking.Needs has a projector that no store can store.
-func CheckNeeds(after []Need) error {
-	var f DueFilter
-	for _, a := range after {
-		f.Builds = append(f.Builds, a.Build)
-	}
-	return CheckDueFilter(f)
-}
-
 // CheckSwitch returns ErrInput for a Switch that no store can run.
 func CheckSwitch(u *Unit) error {
 	s := u.Switch

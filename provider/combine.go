@@ -354,7 +354,7 @@ type MarkerUnits[Tx any] interface {
 
 	// Prune, Unlogged and ClearGeneration are those of Records and Builds, for markers, records and tables.
 	Prune(ctx context.Context, b Build, handlers []string, window time.Duration, limit int) (int, error)
-	Unlogged(ctx context.Context, b Build, handlers []string) (bool, error)
+	Unlogged(ctx context.Context, b Build, handler, after string, limit int) ([]string, error)
 	ClearGeneration(ctx context.Context, b Build, handlers []string, tables []TablePair, limit int) (int, error)
 
 	// SetState changes the checkpoint as Builds.SetGeneration does for the State of g.

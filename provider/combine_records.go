@@ -61,7 +61,7 @@ func (p *markedPair[Tx, Outer]) SetCheckpoint(ctx context.Context, b Build, from
 		if err != nil || is.Mode == ModeEnded {
 			return false, err
 		}
-		if is.Mode != 0 && is.Lineage == to.Lineage && slices.EqualFunc(is.Handlers, to.Handlers, Began.equal) {
+		if is.Mode != 0 && is.Lineage == to.Lineage && (KeepsHandlers(from, to) || slices.EqualFunc(is.Handlers, to.Handlers, Began.equal)) {
 			break
 		}
 		next := is
@@ -323,8 +323,8 @@ func (p *markedPair[Tx, Outer]) SetGeneration(ctx context.Context, all ...Genera
 	return true, nil
 }
 
-func (p *markedPair[Tx, Outer]) Unlogged(ctx context.Context, b Build, handlers []string) (bool, error) {
-	return p.units.Unlogged(ctx, b, handlers)
+func (p *markedPair[Tx, Outer]) Unlogged(ctx context.Context, b Build, handler, after string, limit int) ([]string, error) {
+	return p.units.Unlogged(ctx, b, handler, after, limit)
 }
 
 // ClearGeneration implements Builds. The second store checks the state of the generation.

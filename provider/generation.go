@@ -44,8 +44,9 @@ type Builds interface {
 	// becomes ModeEnded, and it is created if there is none, so that no unit of the generation can begin.
 	SetGeneration(ctx context.Context, all ...Generation) (bool, error)
 
-	// Unlogged reports whether the generation has a marker of one of handlers for a message that was no event of the log.
-	Unlogged(ctx context.Context, b Build, handlers []string) (bool, error)
+	// Unlogged returns the ids of messages of which a handler has a marker without a position: at most limit, in an order of
+	// the store, those behind after. An id that markers do not have as it is, such as a long one, has another form.
+	Unlogged(ctx context.Context, b Build, handler, after string, limit int) ([]string, error)
 
 	// ClearGeneration deletes at most limit rows of a retired generation: markers of handlers, and parked messages with
 	// their lanes. It returns their number. If no row is left it drops tables that exist, and the view of each that shows it, and

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -100,20 +99,6 @@ type Capability struct {
 	Has       []string `json:"has"`     // of what messages may need (Parked.Needs), sorted
 }
 
-// Meets reports whether the runner has all that a message needs (Parked.Needs).
-func (c *Capability) Meets(needs string) bool {
-	for one := range strings.SplitSeq(needs, "\n") {
-		_, has := slices.BinarySearch(c.Has, one)
-		if handler, _, of := strings.Cut(one, " of "); !has && of && strings.HasPrefix(one, "handler ") {
-			_, has = slices.BinarySearch(c.Has, handler+" of "+AnyType)
-		}
-		if !has {
-			return false
-		}
-	}
-	return true
-}
-
 // Capability returns what a service can do for a projector, or nil if it does not apply its messages.
 func (r *ServiceReport) Capability(projector string) *Capability {
 	for i := range r.Can {
@@ -127,10 +112,9 @@ func (r *ServiceReport) Capability(projector string) *Capability {
 // Serves reports whether a runner applies messages to a projector.
 func (r *ServiceReport) Serves(projector string) bool { return r.Capability(projector) != nil }
 
-// Defines reports whether a worker defines all these kinds. One built with an earlier version of Kinora reports no kinds: it may define any.
+// Defines reports whether a worker defines all these kinds.
 func (r *ServiceReport) Defines(kinds ...string) bool {
-	return r.Kind == "worker" && (len(r.Kinds) == 0 ||
-		!slices.ContainsFunc(kinds, func(kind string) bool { return !slices.Contains(r.Kinds, kind) }))
+	return r.Kind == "worker" && !slices.ContainsFunc(kinds, func(kind string) bool { return !slices.Contains(r.Kinds, kind) })
 }
 
 // Served names what a service works for: a projector and, unless it is 1, its version; or a kind of tasks or of groups.

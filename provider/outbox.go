@@ -63,8 +63,6 @@ type MarkerMaintainer interface {
 	// DropMarkers deletes at most limit markers of handler, of any generation, and returns their
 	// number. Zero means that none is left, except those that other transactions are deleting.
 	DropMarkers(ctx context.Context, handler string, limit int) (int, error)
-	// CountMarkers returns the number of markers of handler, of any generation. It counts no more than limit.
-	CountMarkers(ctx context.Context, handler string, limit int) (int, error)
 }
 
 // EntryQuery selects entries to claim.

@@ -7,7 +7,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 )
@@ -67,35 +66,6 @@ type Parked struct {
 	State      ParkedState `json:"state"`
 	ResolvedAt time.Time   `json:"resolved_at,omitzero"` // when it was replayed or skipped
 	Decision               // the last decision of an operator
-}
-
-// Need is what messages of a generation wait for.
-type Need struct {
-	Build
-	Needs string    `json:"needs"` // Parked.Needs
-	Since time.Time `json:"since"` // when the first of the messages was parked
-}
-
-// Limits of needs. A message that needs more is stuck instead.
-const (
-	MaxNeeds     = 1000 // of a build that Parking.Needs lists
-	MaxNeedBytes = 1000 // of Parked.Needs
-)
-
-// AnyType is the type in the NeedHandler of a program in which a handler was removed: it takes no event any more.
-const AnyType = "*"
-
-// NeedDecoder is the need of a message of other software: a decoder (projector.RunnerConfig.Decode).
-const NeedDecoder = "decoder"
-
-// NeedEvent returns the need of an event: a schema version of its type.
-func NeedEvent(eventType string, schema int) string {
-	return fmt.Sprintf("event %s %d", eventType, schema)
-}
-
-// NeedHandler returns the need of a message that was parked for a handler of its type.
-func NeedHandler(handler, eventType string) string {
-	return fmt.Sprintf("handler %s of %s", handler, eventType)
 }
 
 // MaxParkedError is the most bytes of Parked.Error. Runners cut longer texts.
@@ -245,7 +215,7 @@ func (f *ParkedFilter) Selects(p *Parked) bool {
 // IsDue reports whether p, which is the first message of its lane, can be tried.
 func (p *Parked) IsDue(now time.Time) bool { return !p.DueAt.IsZero() && !p.DueAt.After(now) }
 
-// IsUnable reports whether p, while it waits, waits for a program that has what it needs. The class decides: a program that
+// IsUnable reports whether p, while it waits, waits for a program that meets its needs. The class decides: a program that
 // does not know Needs gives p another class and leaves its Needs. Without Needs, p has a due time as others do.
 func (p *Parked) IsUnable() bool { return p.Class == ClassUnable && p.Needs != "" }
 
@@ -275,20 +245,6 @@ func (f *DueFilter) Due(firsts []Parked, lane func(first Parked, n int) []Parked
 		}
 	}
 	return due
-}
-
-// NeedsOf is the rule of Parking.Needs for a build, given the first messages of all lanes.
-func NeedsOf(after Need, firsts []Parked) (all []Need) {
-	since := map[string]time.Time{}
-	for _, p := range firsts {
-		if at, ok := since[p.Needs]; p.IsUnable() && p.Needs > after.Needs && (!ok || p.At.Before(at)) {
-			since[p.Needs] = p.At
-		}
-	}
-	for _, needs := range slices.Sorted(maps.Keys(since)) {
-		all = append(all, Need{Build: after.Build, Needs: needs, Since: since[needs]})
-	}
-	return all[:min(len(all), MaxNeeds)]
 }
 
 // Try is the rule of Parking.Try. p is the first message of its lane. It returns whether p can be tried, and whether it changed.

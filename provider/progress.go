@@ -18,8 +18,8 @@ type Progress interface {
 	// SetCheckpoint replaces the checkpoint. For a new mode, a new Split, and the first checkpoint, it waits
 	// for all open units of the projector, and units that open later see the new one. Otherwise it waits
 	// only for units with Unit.Reader or Unit.Advance. It returns false, and changes nothing, if the
-	// checkpoint has ModeEnded, or if its position, mode, token, Handlers or Splits are not those of from. to must have
-	// a mode; its Generation and Segments are ignored. Segments below those of to.Splits are deleted.
+	// checkpoint has ModeEnded, or if its position, mode, token or Splits are not those of from. to must have a mode; its
+	// Generation and Segments are ignored, and so are its Handlers if they are those of from: the stored ones stay. Segments below those of to.Splits are deleted.
 	SetCheckpoint(ctx context.Context, b Build, from, to Checkpoint) (bool, error)
 
 	// TakeSegment makes token the one that moves a segment of the current Split, and returns it as it was, or as it
@@ -80,6 +80,9 @@ func (b *Began) Is(h Handler) bool {
 	return h.Name == b.Handler || slices.Contains(h.Was, b.Handler) || slices.Contains(b.Was, h.Name)
 }
 
+// Taker returns the handler.
+func (b Began) Taker() Handler { return Handler{Name: b.Handler, Was: b.Was} }
+
 // Compare orders by handler, then by type.
 func (b Began) Compare(c Began) int {
 	return cmp.Or(cmp.Compare(b.Handler, c.Handler), cmp.Compare(b.Type, c.Type))
@@ -110,7 +113,13 @@ func ParseMode(s string) Mode { return Mode(slices.Index(modes[:], s)) }
 // CanSetCheckpoint reports whether SetCheckpoint replaces stored, if the caller names from.
 func CanSetCheckpoint(stored, from Checkpoint) bool {
 	return stored.Mode != ModeEnded && stored.Place.Position == from.Place.Position && stored.Mode == from.Mode && stored.Token == from.Token &&
-		slices.Equal(stored.Splits, from.Splits) && slices.EqualFunc(stored.Handlers, from.Handlers, Began.equal)
+		slices.Equal(stored.Splits, from.Splits)
+}
+
+// KeepsHandlers reports whether SetCheckpoint leaves the stored handlers as they are: the caller has not changed those that it
+// has read. Another program may have.
+func KeepsHandlers(from, to Checkpoint) bool {
+	return from.Mode != 0 && slices.EqualFunc(from.Handlers, to.Handlers, Began.equal)
 }
 
 // Unapplied returns what Progress.Unapplied returns if c is the checkpoint, and marked reports which markers exist.

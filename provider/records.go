@@ -48,7 +48,7 @@ type Outcome int
 const (
 	OutcomeUnseen  Outcome = iota // no marker, and not parked
 	OutcomeApplied                // it has a marker or is not behind the checkpoint, and is not parked
-	OutcomeWaiting                // parked, and a runner tries it again, or a program that has what it needs
+	OutcomeWaiting                // parked, and a runner tries it again, or a program that meets its needs
 	OutcomeStuck                  // parked, and stuck or behind a stuck message
 	OutcomeSkipped                // it was parked, and an operator gave it up
 	// OutcomePruned: no marker, and those of its age may be deleted. Never for a Position in a build with a checkpoint.

@@ -33,11 +33,8 @@ func (taskEnded) Error() string {
 }
 func (taskEnded) Is(target error) bool { return target == ErrTaskVersion }
 
-// Codes of tasks that providers and workers share.
-const (
-	CodeVanished = "vanished" // a lease ended without a change: its worker may have crashed
-	CodeUnknown  = "unknown"  // a worker built with an earlier version of Kinora, which did not define its kind, has abandoned it
-)
+// CodeVanished is the code of a task whose lease ended without a change: its worker may have crashed.
+const CodeVanished = "vanished"
 
 var (
 	kindRE = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,40}/[a-z][a-z0-9_-]{0,40}$`)

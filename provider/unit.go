@@ -278,7 +278,7 @@ func (f *Found) SetLive(u *Unit, front []Parked, due map[Lane]bool) {
 	next := map[Lane]int{} // the first message of the unit that may follow in the lane
 	for _, is := range front {
 		isDue, locked := due[is.Lane]
-		if _, seen := next[is.Lane]; !seen && locked && is.Class == ClassUnable { // the program has what it needs
+		if _, seen := next[is.Lane]; !seen && locked && is.Class == ClassUnable { // the program meets its needs
 			isDue, due[is.Lane] = true, true
 		}
 		i, asked := at[is.Seq]
@@ -337,7 +337,7 @@ func (c *Closing) Holds(u *Unit, f Found) (holds []Aside) {
 type Closing struct {
 	Output []OutboxMessage // for the outbox, in the same transaction
 	// Park lists messages to set aside. A delivery is parked behind those of its lane, which is held from then on. A
-	// parked message stays parked, with the Class, Code, Attempts, Handler, Handlers and Version of the Aside. All other
+	// parked message stays parked, with the Class, Needs, Code, Attempts, Handler, Handlers and Version of the Aside. All other
 	// live ones of the unit are deleted or, if an operator decided about them (Parked.By), kept as replayed.
 	Park []Aside
 }
@@ -348,8 +348,8 @@ type Aside struct {
 	// Parked is the message as it is set aside. The provider sets Seq, At, DueAt and State. If one with the same id is
 	// parked for the projector, no row is added: its Handlers are. A skipped message stays skipped.
 	Parked Parked
-	// After is the time until its lane is due, if it is the first message of the lane. Negative means stuck. With ClassUnable
-	// it is zero, and the lane has no due time.
+	// After is the time until its lane is due, if it is the first message of the lane. Negative means stuck. If Parked.IsUnable,
+	// the lane has no due time, and After counts only on a version of the schema that does not store Parked.Needs.
 	After time.Duration
 }
 

@@ -59,9 +59,6 @@ func (a *attempt[Tx]) fail(ctx context.Context, cause error) ending {
 		}
 	}
 	c := provider.TaskChange{To: Failed, Code: codeOf(cause), Doubt: a.task.Doubt}
-	if c.Code == provider.CodeUnknown || c.Code == codeUnknownGroup { // of a handler: requeueKnown would requeue it
-		c.Code = codePermanent
-	}
 	c.Code = strings.ReplaceAll(strings.ToValidUTF8(c.Code[:min(len(c.Code), provider.MaxIDBytes)], ""), "\x00", "")
 	attempts := int(a.hold.attempts.Load())
 	switch {

@@ -387,18 +387,3 @@ func TestEachAbandonmentHasItsRecord(t *testing.T) {
 		require.Len(w, ids, 2)
 	})
 }
-
-// Only tasks that a worker abandoned because it did not know their kind are requeued when it is known:
-// a handler's own code is no reason.
-func TestACodeOfAHandlerIsNotRequeued(t *testing.T) {
-	inWorld(t, func(w *world) {
-		kind := task.Define("mail/welcome", func(_ context.Context, r run, _ int) (int, error) {
-			w.call(r.Key())
-			return 0, &provider.Error{Class: provider.ClassPermanent, Code: provider.CodeUnknown, Err: errors.New("unknown recipient")}
-		})
-		w.start(w.worker(task.WorkerConfig{}, kind))
-		w.enqueue(kind.New("a", 1))
-		time.Sleep(time.Hour)
-		require.Len(w, w.called(), 1)
-	})
-}

@@ -15,11 +15,10 @@ import (
 )
 
 const (
-	lookEvery    = 5 * time.Second  // for suspect tasks
-	requeueEvery = 30 * time.Second // tasks that earlier versions have abandoned
-	sayEvery     = time.Minute      // which kinds lack a worker
-	deleteEvery  = time.Minute
-	deleteBatch  = 1000
+	lookEvery   = 5 * time.Second // for suspect tasks
+	sayEvery    = time.Minute     // which kinds lack a worker
+	deleteEvery = time.Minute
+	deleteBatch = 1000
 )
 
 // maintain looks for tasks that need attention every few seconds or minutes, until ctx ends.
@@ -33,13 +32,9 @@ func (e *engine[Tx]) maintain(ctx context.Context) {
 
 // maintainOnce does the parts of it that are due.
 func (e *engine[Tx]) maintainOnce(ctx context.Context) {
-	if began := now(); began.Sub(e.requeued) >= requeueEvery {
-		e.requeued = began
-		e.requeueKnown(ctx)
-	}
 	if began := now(); began.Sub(e.said) >= sayEvery {
 		e.said = began
-		e.sayLacking(ctx)
+		e.logUndefinedKinds(ctx)
 	}
 	if began := now(); began.Sub(e.deleted) >= deleteEvery {
 		e.deleted = began
@@ -68,8 +63,8 @@ func isDefined(services []provider.ServiceReport, kinds ...string) bool {
 	return slices.ContainsFunc(services, func(r provider.ServiceReport) bool { return r.Defines(kinds...) })
 }
 
-// sayLacking logs the kinds of tasks and of groups that wait for a worker that defines them.
-func (e *engine[Tx]) sayLacking(ctx context.Context) {
+// logUndefinedKinds logs the kinds of tasks and of groups that wait for a worker that defines them.
+func (e *engine[Tx]) logUndefinedKinds(ctx context.Context) {
 	limited, cancel := context.WithTimeout(ctx, claimLimit)
 	defer cancel()
 	due, err := e.undefined(limited)
@@ -183,34 +178,6 @@ func (e *engine[Tx]) suspectFirst() bool {
 		s.waits, s.rest = false, at.Add(10*e.cfg.Timeout)
 	}
 	return s.waits
-}
-
-// requeueKnown requeues tasks that a worker of an earlier version has abandoned because it did not define their kind, or
-// that of their group.
-func (e *engine[Tx]) requeueKnown(ctx context.Context) {
-	inspector, ok := e.db.(Inspector)
-	if !ok {
-		return
-	}
-	var filters []Filter
-	for _, kind := range e.names {
-		filters = append(filters, Filter{Kind: kind, Code: provider.CodeUnknown, Status: []Status{Abandoned}})
-	}
-	for kind := range e.kinds.groups {
-		filters = append(filters, Filter{GroupKind: kind, Code: codeUnknownGroup, Status: []Status{Abandoned}})
-	}
-	for _, f := range filters {
-		limited, cancel := context.WithTimeout(ctx, claimLimit)
-		n, err := inspector.RequeueTasks(limited, f, Decision{By: e.cfg.Holder, Reason: "the kind is defined now"})
-		cancel()
-		if err != nil {
-			e.failed(ctx, "tasks not requeued", err)
-			return
-		}
-		if n > 0 {
-			e.log.Info("tasks requeued", "tasks", n, "kind", f.Kind+f.GroupKind)
-		}
-	}
 }
 
 // deleteOld deletes tasks at the end of their retention. If there are many, one worker at a time deletes

@@ -112,31 +112,6 @@ func (w *world) abandon(kind, code string) {
 	require.True(w, changed[0].Applied)
 }
 
-// An earlier version of this library abandons tasks whose kind, or that of their group, it does not define. A worker that
-// defines it requeues them.
-func TestTasksThatAnEarlierVersionAbandonedAreRequeued(t *testing.T) {
-	inWorld(t, func(w *world) {
-		later := call("orders/later", func(context.Context, run) error { return nil })
-		known := call("orders/known", func(context.Context, run) error { return nil })
-		group := task.DefineGroup("orders/all", noCompletion)
-		w.enqueue(later.New("a", 1))
-		w.abandon("orders/later", "unknown")
-		w.in(func(ctx context.Context, tx task.Tx) {
-			require.NoError(w, tx.EnqueueGroup(ctx, group.New("g", 1, known.New("b", 1))))
-		})
-		w.abandon("orders/known", "unknown_group")
-		stop := w.start(w.worker(task.WorkerConfig{}, known))
-		time.Sleep(time.Hour)
-		require.Equal(w, task.Abandoned, w.task("a").Status)
-		require.Equal(w, task.Abandoned, w.task("b").Status)
-		require.NoError(w, stop())
-		w.start(w.worker(task.WorkerConfig{}, known, later, group))
-		time.Sleep(time.Minute)
-		require.Equal(w, task.Done, w.task("a").Status)
-		require.Equal(w, task.Done, w.task("b").Status)
-	})
-}
-
 // tasksStore is what the tests of a rolling deployment require of a store.
 type tasksStore[Tx any] interface {
 	provider.TaskProvider[Tx]
@@ -422,9 +397,6 @@ func TestAWorkerNamesKindsThatNobodyDefines(t *testing.T) {
 		require.Equal(w, []int{10, 0}, []int{count("orders/gone"), count("orders/timer")}, "another worker defines them")
 		time.Sleep(time.Hour)
 		require.Equal(w, []int{40, 30}, []int{count("orders/gone"), count("orders/timer")}, "that worker has ended")
-		require.NoError(w, w.db.Report(w.Context(), provider.ServiceReport{ID: "c", Kind: "worker", Clock: time.Now()}, time.Hour))
-		time.Sleep(30 * time.Minute)
-		require.Equal(w, 40, count("orders/gone"), "a worker of an earlier version reports no kinds")
 	})
 }
 

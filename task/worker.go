@@ -137,7 +137,7 @@ type engine[Tx any] struct {
 	passed  map[string]time.Time // kinds that are left to other workers until then
 	lacking map[string]time.Time // kinds of groups that nobody defines, which were met since then and not logged
 
-	requeued, said, deleted time.Time // when maintenance did so
+	said, deleted time.Time // when maintenance did so
 
 	reached atomic.Int64 // when the store last replied
 	live    atomic.Int64 // handlers and sinks that have not returned

@@ -46,7 +46,7 @@ func TestThePagesShowWhatProgramsCan(t *testing.T) {
 	require.Contains(t, w.get(at+"parked?class=unable").body, `<td>`+need+`</td>`)
 	message := w.get(at + "message?seq=1").body
 	require.Contains(t, message, need)
-	require.Contains(t, message, "when a program runs that has what it needs")
+	require.Contains(t, message, "when a program runs that meets its needs")
 	require.Contains(t, w.get(at+"projector?name=ratings").body, "<dt>Versions of its programs</dt><dd>1</dd>")
 
 	require.Contains(t, w.get(fmt.Sprint(at, "act?id=", id)).body, "The request waits. No living runner has what its messages need.")

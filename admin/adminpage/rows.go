@@ -108,7 +108,7 @@ func (h *Handler) parked(ctx context.Context, q *query, v viewer) (*view, error)
 		t.More = page("parked", list, "after", fmt.Sprint(found[rows-1].Seq))
 	}
 	p := &view{Title: "Parked messages", Live: []block{{Table: t}},
-		Intro: "Messages that a handler could not apply, and those that wait behind them. Waiting messages are tried again, or wait for a program that has what they need; stuck ones need a decision."}
+		Intro: "Messages that a handler could not apply, and those that wait behind them. Waiting messages are tried again, or wait for a program that meets their needs; stuck ones need a decision."}
 	p.Forms = []form{find("parked", list)}
 	isOpen := func(m provider.Parked) bool { return m.State.IsOpen() }
 	if v.by != "" && f.Projector != "" && slices.ContainsFunc(found, isOpen) {
@@ -146,7 +146,7 @@ func (h *Handler) message(ctx context.Context, q *query, v viewer) (*view, error
 	switch {
 	case !m.State.IsOpen() || !m.DueAt.IsZero():
 	case m.Needs != "":
-		due = plain("when a program runs that has what it needs")
+		due = plain("when a program runs that meets its needs")
 	default:
 		due = plain("when a person decides")
 	}

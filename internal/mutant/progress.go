@@ -103,7 +103,7 @@ var progress = []Mutant{
 	{
 		Name:  "coming_not_seen",
 		What:  "a reader of the log does not see that a program with new handlers has started",
-		Edits: []Edit{{File: "projector/internal/follow/reader.go", Old: "case r.isToRecord(g):", New: "case false:"}},
+		Edits: []Edit{{File: "projector/internal/follow/reader.go", Old: "case r.shouldRecord(g):", New: "case false:"}},
 		Tests: []Test{{"./projector", "TestANewTypeBesideAnOldReader"}},
 	},
 	{
@@ -121,7 +121,7 @@ var progress = []Mutant{
 	{
 		Name:  "coming_in_segments",
 		What:  "a handler of another program is recorded while segments are ahead of the checkpoint",
-		Edits: []Edit{{File: "projector/internal/follow/post.go", Old: "len(p.Handlers.with(c.Handlers, g.Coming, 0)) > len(c.Handlers) ||", New: ""}},
+		Edits: []Edit{{File: "projector/internal/follow/post.go", Old: "len(p.handlers().merge(c.Handlers, g.Coming, 0)) > len(c.Handlers) ||", New: ""}},
 		Tests: []Test{{"./projector", "TestAHandlerIsAddedToASplitProjector"}},
 	},
 	{

@@ -223,7 +223,7 @@ var units = []Mutant{
 	{
 		Name:  "suspect_tried_by_the_unable",
 		What:  "a program tries a message that may have crashed a process although it cannot apply it, and others no longer run it alone",
-		Edits: []Edit{{File: "projector/internal/parked/parked.go", Old: "case !Leaves(m):", New: "default:"}},
+		Edits: []Edit{{File: "projector/internal/parked/parked.go", Old: "m.Parked.Code == model.CodeCrashed &&", New: "m.Parked.Code == \"\" &&"}},
 		Tests: []Test{{"./projector", "TestASuspectIsLeftToAProgramThatIsAble"}},
 	},
 	{

@@ -73,14 +73,16 @@ func (s *state) setGeneration(g provider.Generation, now time.Time) {
 }
 
 // Unlogged implements provider.Builds.
-func (db *Provider) Unlogged(ctx context.Context, b provider.Build, handlers []string) (bool, error) {
-	return query(ctx, db, "look up markers", provider.CheckPrune(b.Projector, handlers), func(s *state, _ time.Time) bool {
-		for _, m := range s.markersOf(b, handlers) {
-			if m.position == 0 {
-				return true
+func (db *Provider) Unlogged(ctx context.Context, b provider.Build, handler, after string, limit int) ([]string, error) {
+	return query(ctx, db, "look up markers", provider.CheckPrune(b.Projector, []string{handler}), func(s *state, _ time.Time) (ids []string) {
+		prefix := markerKey(provider.Marker{Handler: handler}, b)
+		for key, m := range s.markersOf(b, []string{handler}) {
+			if id := strings.TrimPrefix(key, prefix); m.position == 0 && id > after {
+				ids = append(ids, id)
 			}
 		}
-		return false
+		slices.Sort(ids)
+		return ids[:min(len(ids), limit)]
 	})
 }
 

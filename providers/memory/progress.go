@@ -55,6 +55,9 @@ func (db *Provider) SetCheckpoint(ctx context.Context, b provider.Build, from, t
 		if !provider.CanSetCheckpoint(is, from) {
 			return false, nil
 		}
+		if provider.KeepsHandlers(from, to) {
+			to.Handlers = is.Handlers
+		}
 		oldest := to.Oldest()
 		to.Segments = slices.DeleteFunc(is.Segments, func(of provider.Segment) bool { return of.Number < oldest })
 		s.setCheckpoint(b, to)

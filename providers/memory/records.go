@@ -147,19 +147,6 @@ func (db *Provider) DropMarkers(ctx context.Context, handler string, limit int) 
 	})
 }
 
-// CountMarkers implements provider.MarkerMaintainer.
-func (db *Provider) CountMarkers(ctx context.Context, handler string, limit int) (int, error) {
-	return query(ctx, db, "count markers", provider.CheckStorable("handler", handler), func(s *state, _ time.Time) (n int) {
-		for range under(s.markers, handler) {
-			if n >= limit {
-				break
-			}
-			n++
-		}
-		return n
-	})
-}
-
 func workerKey(w provider.Worker) string { return pair(w.Runner, strconv.Itoa(w.Number)) }
 
 // Beat implements provider.Liveness.

@@ -214,9 +214,9 @@ func TestTheCostOfGenerationsIsFlat(t *testing.T) {
 	third := provider.Build{Projector: "p", Generation: 3}
 	for range 22 {
 		read := pages(t, pool, func() {
-			unlogged, err := one.Unlogged(t.Context(), third, []string{"p/a", "p/b"})
+			unlogged, err := one.Unlogged(t.Context(), third, "p/a", "", 10)
 			require.NoError(t, err)
-			require.False(t, unlogged)
+			require.Empty(t, unlogged)
 			_, err = one.ClearGeneration(t.Context(), third, []string{"p/a", "p/b"}, nil, 10)
 			require.NoError(t, err)
 		}, db)
@@ -231,7 +231,7 @@ func TestTheCostOfGenerationsIsFlat(t *testing.T) {
 		})
 		require.Less(t, read, 300)
 	}
-	unlogged, err := one.Unlogged(context.Background(), provider.Build{Projector: "p", Generation: 2}, []string{"p/a"})
+	unlogged, err := one.Unlogged(context.Background(), provider.Build{Projector: "p", Generation: 2}, "p/a", "", 10)
 	require.NoError(t, err)
-	require.True(t, unlogged)
+	require.Len(t, unlogged, 10)
 }

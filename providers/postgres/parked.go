@@ -176,7 +176,7 @@ func (db *Provider) Needs(ctx context.Context, after []provider.Need) ([]provide
 	}
 	projectors := mapSlice(after, func(a *provider.Need) string { return a.Projector })
 	generations := mapSlice(after, func(a *provider.Need) int { return a.Number() })
-	past := mapSlice(after, func(a *provider.Need) string { return storable(a.Needs) })
+	past := mapSlice(after, func(a *provider.Need) string { return storableNeed(a.Needs) })
 	columns := func(n *provider.Need) []any { return []any{&n.Projector, &n.Generation, &n.Needs, scanTime(&n.Since)} }
 	all, err := read(ctx, db, "list needs", provider.CheckNeeds(after), into(columns), needsSQL, planned,
 		projectors, generations, provider.MaxNeeds, past)
@@ -407,9 +407,6 @@ with recursive h as (
 	select (select min(handler) from kinora.markers where handler > h.name) from h where h.name is not null)
 select name from h where name is not null`
 
-	countMarkersSQL = `
-select count(*) from (select from kinora.markers where handler = $1::text order by handler, position, processed_at limit $2::int) m`
-
 	dropMarkersSQL = `
 delete from kinora.markers where ctid = any(array(
 	select ctid from kinora.markers where handler = $1::text order by handler, position, processed_at limit $2::int))`
@@ -427,12 +424,6 @@ func (db *Provider) Prune(ctx context.Context, projector string, handlers []stri
 // MarkedHandlers implements provider.MarkerMaintainer.
 func (db *Provider) MarkedHandlers(ctx context.Context) ([]string, error) {
 	return read(ctx, db, "list handlers with markers", nil, pgx.RowTo[string], markedHandlersSQL, planned)
-}
-
-// CountMarkers implements provider.MarkerMaintainer.
-func (db *Provider) CountMarkers(ctx context.Context, handler string, limit int) (n int, err error) {
-	err = db.ordered(ctx, "count markers", provider.CheckStorable("handler", handler), &n, countMarkersSQL, handler, max(limit, 0))
-	return n, err
 }
 
 // DropMarkers implements provider.MarkerMaintainer.

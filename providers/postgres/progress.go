@@ -64,8 +64,9 @@ where ($10::bigint, $11::text, $12::uuid) = (0, '', '00000000-0000-0000-0000-000
 	or exists (select from kinora.checkpoint($1::text, b.generation, ''))
 on conflict on constraint checkpoints_pkey do update
 set (position, event_id, recorded_at, lineage, mode, token, handlers, splits) =
-	(excluded.position, excluded.event_id, excluded.recorded_at, excluded.lineage, excluded.mode, excluded.token, excluded.handlers, excluded.splits)
-where (c.position, c.mode, c.token, c.splits, c.handlers) = ($10::bigint, $11::text, $12::uuid, $14::jsonb, $15::jsonb) and c.mode <> 'ended'`
+	(excluded.position, excluded.event_id, excluded.recorded_at, excluded.lineage, excluded.mode, excluded.token,
+		case when $15::bool then c.handlers else excluded.handlers end, excluded.splits)
+where (c.position, c.mode, c.token, c.splits) = ($10::bigint, $11::text, $12::uuid, $14::jsonb) and c.mode <> 'ended'`
 
 	// One row for each name without a marker, unless the checkpoint has passed the message.
 	unappliedSQL = `
@@ -209,7 +210,7 @@ func (db *Provider) SetCheckpoint(ctx context.Context, of provider.Build, from, 
 	err = db.fenced(ctx, of.Projector, exclusive, func(b *pgx.Batch) {
 		b.Queue(db.q(setCheckpointSQL), of.Projector, of.Generation,
 			to.Place.Position, to.Place.ID, recordedAt(to.Place), to.Lineage, to.Mode.String(), uuid.UUID(to.Token), jsonList(to.Handlers),
-			from.Place.Position, from.Mode.String(), uuid.UUID(from.Token), jsonList(to.Splits), jsonList(from.Splits), jsonList(from.Handlers),
+			from.Place.Position, from.Mode.String(), uuid.UUID(from.Token), jsonList(to.Splits), jsonList(from.Splits), provider.KeepsHandlers(from, to),
 		).Exec(func(tag pgconn.CommandTag) error {
 			set = tag.RowsAffected() == 1
 			return nil
@@ -342,10 +343,9 @@ where (select relkind from pg_class where oid = to_regclass(p.view)) = 'v'
 		where w.ev_class = to_regclass(p.view) and d.refobjid <> w.ev_class) = array[to_regclass(p.tbl)::oid]`
 
 	unloggedSQL = `
-select exists (
-	select from unnest($2::text[]) h(name), lateral (
-		select from kinora.markers where handler = h.name and generation = $1::int and position is null
-		order by handler, generation, message_id limit 1) m)`
+select array(
+	select message_id from kinora.markers where handler = $1::text and generation = $2::int and message_id > $3::text and position is null
+	order by handler, generation, message_id limit $4::bigint)`
 
 	// The hold of a lane is deleted with the first of its messages.
 	clearGenerationSQL = `
@@ -442,10 +442,10 @@ func isSecond(err error) bool {
 	return violates(err, "generations_live_key") || violates(err, "generations_built_key")
 }
 
-// Unlogged implements provider.Builds. It reads the markers of the generation until it finds one.
-func (db *Provider) Unlogged(ctx context.Context, of provider.Build, handlers []string) (unlogged bool, err error) {
-	err = db.ordered(ctx, "look up markers", provider.CheckPrune(of.Projector, handlers), &unlogged, unloggedSQL, of.Number(), handlers)
-	return unlogged, err
+// Unlogged implements provider.Builds.
+func (db *Provider) Unlogged(ctx context.Context, of provider.Build, handler, after string, limit int) (ids []string, err error) {
+	err = db.ordered(ctx, "look up markers", provider.CheckPrune(of.Projector, []string{handler}), &ids, unloggedSQL, handler, of.Number(), markerID(after), max(limit, 0))
+	return ids, err
 }
 
 // ClearGeneration implements provider.Builds. The role must own the tables. To drop them it waits for

@@ -118,7 +118,7 @@ func taskCalls(t *testing.T, db *postgres.DB) map[string]func() {
 			require.NoError(t, db.CompleteTask(t.Context(), a.ID, json.RawMessage("1"), ann))
 			a = claimed(db, 1)[0]
 			require.True(t, changeTask(t, db, provider.TaskChange{ID: a.ID, Token: a.Token, To: provider.TaskAbandoned}).Applied)
-			k, err := db.RequeueTasks(t.Context(), provider.TaskFilter{Kind: "t/a", Code: provider.CodeUnknown}, ann)
+			k, err := db.RequeueTasks(t.Context(), provider.TaskFilter{Kind: "t/a", Code: "other"}, ann)
 			require.NoError(t, err)
 			require.Zero(t, k)
 			k, err = db.RequeueTasks(t.Context(), provider.TaskFilter{Kind: "t/a"}, ann)

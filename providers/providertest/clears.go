@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"github.com/kinora-go/kinora/provider"
@@ -22,7 +23,7 @@ var clearCases = []testCase{
 	},
 	{
 		name: "messages that are no events", play: unlogged,
-		rule: "Unlogged reports whether the generation has a marker of one of handlers without a position",
+		rule: "Unlogged returns the ids of messages of which the handler has a marker without a position, page by page",
 	},
 	{
 		name: "several ClearGeneration at once", play: clearsAtOnce,
@@ -169,14 +170,19 @@ func clearsAtOnce(s *stage) {
 }
 
 func unlogged(s *stage) {
-	has := func(generation int, want bool, handlers ...string) {
+	has := func(generation int, handler string, want ...string) {
 		s.Helper()
-		for i := range handlers {
-			handlers[i] = s.name + "/" + handlers[i]
+		var all []string
+		for after := ""; len(all) <= len(want); after = all[len(all)-1] {
+			ids, err := s.db.Unlogged(s.ctx, s.in(generation).build(), s.name+"/"+handler, after, 2)
+			s.ok(err, "ask for markers without a position")
+			s.require(len(ids) <= 2, "at most two ids")
+			if all = append(all, ids...); len(ids) == 0 {
+				break
+			}
 		}
-		is, err := s.db.Unlogged(s.ctx, s.in(generation).build(), handlers)
-		s.ok(err, "ask for markers without a position")
-		same(s, fmt.Sprintf("Unlogged of generation %d, %v", generation, handlers), is, want)
+		slices.Sort(all)
+		same(s, fmt.Sprintf("Unlogged of generation %d, %s", generation, handler), all, want)
 	}
 	of := s.in(2)
 	u := of.unit()
@@ -184,10 +190,15 @@ func unlogged(s *stage) {
 	m.Position = 3
 	u.Messages = append(u.Messages, m)
 	of.open(u, nothing)
-	has(2, false, "posted", "rated")
-	u.Messages = []provider.Message{of.message("other", "")}
-	of.open(u, nothing)
-	has(2, true, "rated", "posted")
-	has(2, false, "rated")
-	has(1, false, "posted")
+	has(2, "posted")
+	var ids []string
+	for n := range 5 {
+		one := of.message(fmt.Sprint("other-", n), "")
+		u.Messages = []provider.Message{one}
+		of.open(u, nothing)
+		ids = append(ids, one.ID)
+	}
+	has(2, "posted", ids...)
+	has(2, "rated")
+	has(1, "posted")
 }

@@ -141,7 +141,6 @@ func badRecordFilters(s *stage) {
 			_, err := s.db.Prune(ctx, s.name, []string{s.name + "/a", text}, time.Hour, 1)
 			return err
 		}},
-		{"CountMarkers", func(ctx context.Context, text string) error { return failure(s.db.CountMarkers(ctx, text, 1)) }},
 		{"DropMarkers", func(ctx context.Context, text string) error { _, err := s.db.DropMarkers(ctx, text, 1); return err }},
 	})
 }

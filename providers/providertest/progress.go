@@ -3,6 +3,7 @@ package providertest
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
@@ -20,7 +21,11 @@ var checkpointCases = []testCase{
 	},
 	{
 		name: "a checkpoint that has changed", play: checkpointCompared,
-		rule: "SetCheckpoint returns false, and changes nothing, unless the position, the mode, the token and the handlers of the current checkpoint are those of from",
+		rule: "SetCheckpoint returns false, and changes nothing, unless the position, the mode and the token of the current checkpoint are those of from",
+	},
+	{
+		name: "handlers that the caller has not changed", play: handlersKept,
+		rule: "SetCheckpoint leaves the stored handlers as they are if those of to are those of from: another program may have changed them",
 	},
 	{
 		name: "checkpoints of generations", play: checkpointOfGeneration,
@@ -224,18 +229,27 @@ func checkpointCompared(s *stage) {
 		other.Token = token
 		refused("another token", other)
 	}
-	began := c.Handlers[0]
-	for what, handlers := range map[string][]provider.Began{
-		"no handlers": nil, "another handler": {{Handler: began.Handler + "x", Type: began.Type, Position: began.Position}},
-		"a handler with an earlier name": {{Handler: began.Handler, Was: []string{"was"}, Type: began.Type, Position: began.Position}},
-		"a handler of another type":      {{Handler: began.Handler, Type: began.Type + "x", Position: began.Position}},
-		"a handler behind another place": {{Handler: began.Handler, Type: began.Type, Position: began.Position + 1}}, "one more": {began, began},
-	} {
-		other := c
-		other.Handlers = handlers
-		refused(what, other)
-	}
-	s.set(provider.Checkpoint{Place: provider.LogPlace{Position: 5}, Mode: c.Mode, Token: c.Token, Handlers: c.Handlers}, moved(c, 6)) // the rest is not compared
+	s.set(provider.Checkpoint{Place: provider.LogPlace{Position: 5}, Mode: c.Mode, Token: c.Token}, moved(c, 6)) // the rest is not compared
+}
+
+func handlersKept(s *stage) {
+	c := s.begins(5, provider.ModeLive)
+	other := c
+	other.Handlers = append(slices.Clone(c.Handlers), provider.Began{Handler: s.name + "/rated", Was: []string{"was"}, Type: "review.rated", Position: 5})
+	s.set(c, other)
+	stale := c // read before
+	stale.Mode = provider.ModeCatchUp
+	s.set(c, stale)
+	other.Mode = provider.ModeCatchUp
+	same(s, "checkpoint", s.checkpoint(), other)
+	fewer := other
+	fewer.Handlers = c.Handlers
+	s.set(other, fewer)
+	same(s, "checkpoint", s.checkpoint(), fewer)
+	none := fewer
+	none.Handlers = nil
+	s.set(fewer, none)
+	same(s, "checkpoint", s.checkpoint(), none)
 }
 
 func checkpointOfGeneration(s *stage) {

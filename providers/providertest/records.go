@@ -187,27 +187,10 @@ func orphans(s *stage) {
 	list(ab)
 }
 
-func countsMarkers(s *stage) {
-	s.open(s.of("m-1", "m-2"), nothing)
-	s.in(2).open(s.in(2).of("m-1"), nothing)
-	for limit, want := range []int{0, 1, 2, 3, 3} {
-		n, err := s.db.CountMarkers(s.ctx, s.name+"/posted", limit)
-		s.ok(err, "count markers")
-		same(s, fmt.Sprint("number of markers, at most ", limit), n, want)
-	}
-	n, err := s.db.CountMarkers(s.ctx, s.name+"/post", 10)
-	s.ok(err, "count markers")
-	same(s, "number of markers of another handler", n, 0)
-}
-
 var pruneCases = []testCase{
 	{
 		name: "old markers", play: oldMarkers,
 		rule: "Prune deletes at most limit markers of each of handlers that are older than window on the store's clock, the oldest first, and returns how many it deleted; zero means that none is left",
-	},
-	{
-		name: "the number of markers", play: countsMarkers,
-		rule: "CountMarkers returns the number of markers of a handler, of any generation. It counts no more than limit",
 	},
 	{
 		name: "markers of any generation", play: oldGenerations,

@@ -126,7 +126,7 @@ func (m *marked) record(ctx context.Context) error {
 	for _, p := range m.closing.Park {
 		msg := &m.unit.Messages[p.Message]
 		sets := slices.Collect(m.sets(p.Message))
-		args = append(args, member(msg.ID), m.place(p.Message), len(sets))
+		args = append(args, member(msg.ID), m.place(p.Message), bit(len(msg.Handlers) > 0), len(sets))
 		for _, set := range sets {
 			args = append(args, set)
 		}

@@ -105,9 +105,9 @@ func (u *Units) SetCheckpoint(ctx context.Context, b provider.Build, from, to pr
 		err = u.unlinkEmptied(ctx, b)
 	}
 	a, err := u.move(ctx, "set the checkpoint", err, setCheckpointScript, b,
-		modeText(from.Mode), from.Place.Position, from.Token.String(), bit(from.Restored), listText(from.Splits), to.Oldest(), listText(from.Handlers),
+		modeText(from.Mode), from.Place.Position, from.Token.String(), bit(from.Restored), listText(from.Splits), to.Oldest(), bit(provider.KeepsHandlers(from, to)), listText(to.Handlers),
 		"mode", modeText(to.Mode), "position", to.Place.Position, "id", to.Place.ID, "recorded", timeText(to.Place.RecordedAt),
-		"lineage", to.Lineage, "token", to.Token.String(), "handlers", listText(to.Handlers), "lost", to.Lost,
+		"lineage", to.Lineage, "token", to.Token.String(), "lost", to.Lost,
 		"restoring", bit(to.Restoring), "splits", listText(to.Splits))
 	return a.number(0) == 1, err
 }
@@ -284,18 +284,27 @@ func (u *Units) Forget(ctx context.Context, b provider.Build, ids []string) erro
 }
 
 // Unlogged implements provider.MarkerUnits.
-func (u *Units) Unlogged(ctx context.Context, b provider.Build, handlers []string) (bool, error) {
-	if err := provider.CheckPrune(b.Projector, handlers); err != nil {
-		return false, fmt.Errorf("look up markers: %w", err)
+func (u *Units) Unlogged(ctx context.Context, b provider.Build, handler, after string, limit int) ([]string, error) {
+	if err := provider.CheckPrune(b.Projector, []string{handler}); err != nil {
+		return nil, fmt.Errorf("look up markers: %w", err)
 	}
 	k := u.keysOf(b)
-	for _, h := range handlers {
-		n, err := u.client.Exists(ctx, k.others(h)).Result()
-		if n > 0 || err != nil {
-			return n > 0, wrapped("look up markers", err)
+	others := k.others(handler)
+	first := int64(0)
+	if after != "" {
+		rank, err := u.client.ZRank(ctx, others, member(after)).Result()
+		if err != nil && !errors.Is(err, goredis.Nil) { // it may have been pruned: from the beginning then
+			return nil, wrapped("look up markers", err)
+		}
+		if err == nil {
+			first = rank + 1
 		}
 	}
-	return false, nil
+	ids, err := u.client.ZRange(ctx, others, first, first+int64(limit)-1).Result()
+	for i := range ids {
+		ids[i] = idOf(ids[i])
+	}
+	return ids, wrapped("look up markers", err)
 }
 
 // wrapped returns err with its class, after a verb.

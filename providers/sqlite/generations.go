@@ -121,16 +121,15 @@ delete from kinora_parked where id in (
 )
 
 const unlogged = `
-select exists (
-	select 1 from json_each(?1) h where exists (
-		select 1 from kinora_markers where handler = h.value and position is null and generation = ?2))`
+select message_id from kinora_markers where handler = ?1 and generation = ?2 and message_id > ?3 and position is null
+order by message_id limit ?4`
 
 // Unlogged implements provider.Builds.
-func (d *Provider) Unlogged(ctx context.Context, b provider.Build, handlers []string) (has bool, err error) {
-	if err = provider.CheckPrune(b.Projector, handlers); err == nil {
-		err = one(ctx, d.reads, []any{&has}, unlogged, jsonOf(handlers), b.Number())
+func (d *Provider) Unlogged(ctx context.Context, b provider.Build, handler, after string, limit int) (ids []string, err error) {
+	if err = provider.CheckPrune(b.Projector, []string{handler}); err == nil {
+		ids, err = column[string](ctx, d.reads, unlogged, handler, b.Number(), after, limit)
 	}
-	return result(has, "look up markers", err)
+	return result(ids, "look up markers", err)
 }
 
 // ClearGeneration implements provider.Builds.

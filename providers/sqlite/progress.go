@@ -37,7 +37,7 @@ insert into kinora_checkpoints (projector, generation, position, event_id, recor
 values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
 on conflict (projector, generation) do update set position = excluded.position, event_id = excluded.event_id,
 	recorded_at = excluded.recorded_at, lineage = excluded.lineage, mode = excluded.mode, token = excluded.token,
-	handlers = excluded.handlers, splits = excluded.splits`
+	handlers = case when ?11 then kinora_checkpoints.handlers else excluded.handlers end, splits = excluded.splits`
 )
 
 // checkpointHead returns position, mode and token. In a unit they do not change before the commit.
@@ -162,7 +162,8 @@ func (d *Provider) SetCheckpoint(ctx context.Context, b provider.Build, from, to
 		set = provider.CanSetCheckpoint(is, from)
 		if err == nil && set {
 			_, err = u.exec(ctx, setCheckpoint, b.Projector, b.Generation, to.Place.Position, to.Place.ID, microsOf(to.Place.RecordedAt),
-				to.Lineage, to.Mode.String(), tokenOf(to.Token), jsonOf(to.Handlers), jsonOf(append([]provider.Split{}, to.Splits...)))
+				to.Lineage, to.Mode.String(), tokenOf(to.Token), jsonOf(to.Handlers), jsonOf(append([]provider.Split{}, to.Splits...)),
+				provider.KeepsHandlers(from, to))
 		}
 		if err == nil && set {
 			_, err = u.exec(ctx, dropSegments, b.Projector, b.Generation, to.Oldest())

@@ -129,16 +129,6 @@ delete from kinora_markers where (handler, generation, message_id) in (
 	select handler, generation, message_id from kinora_markers where handler = ?1 limit ?2)`
 )
 
-const countMarkers = `select count(*) from (select 1 from kinora_markers where handler = ?1 limit ?2)`
-
-// CountMarkers implements provider.MarkerMaintainer.
-func (d *Provider) CountMarkers(ctx context.Context, handler string, limit int) (n int, err error) {
-	if err = provider.CheckStorable("handler", handler); err == nil {
-		err = one(ctx, d.reads, []any{&n}, countMarkers, handler, max(limit, 0))
-	}
-	return result(n, "count markers", err)
-}
-
 // MarkedHandlers implements provider.MarkerMaintainer.
 func (d *Provider) MarkedHandlers(ctx context.Context) ([]string, error) {
 	names, err := column[string](ctx, d.reads, markedHandlers)

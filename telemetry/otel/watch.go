@@ -58,7 +58,7 @@ func (t *Telemetry) Watch(store projector.State, projectors ...kinora.Projector)
 		name, text string
 	}{
 		{&w.lagTime, "kinora.projector.lag.time", "Age of the oldest event that a projector has neither applied nor parked"},
-		{&w.needs, "kinora.projector.needs.age", "Age of the oldest message that waits for a program that has what it needs"},
+		{&w.needs, "kinora.projector.needs.age", "Age of the oldest message that waits for a program that meets its needs"},
 		{&w.oldest, "kinora.outbox.oldest.age", "Age of the oldest entry that is not published"},
 		{&w.held, "kinora.log.held.age", "Age of the oldest open append that readers of the log wait for"},
 	} {

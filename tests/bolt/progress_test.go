@@ -28,6 +28,9 @@ func (db *DB) SetCheckpoint(ctx context.Context, b provider.Build, from, to prov
 		if !provider.CanSetCheckpoint(is, from) {
 			return false, nil
 		}
+		if provider.KeepsHandlers(from, to) {
+			to.Handlers = is.Handlers
+		}
 		oldest := to.Oldest()
 		to.Segments = slices.DeleteFunc(is.Segments, func(of provider.Segment) bool { return of.Number < oldest })
 		to.Restored, to.Restoring, to.Lost = false, false, 0
@@ -245,18 +248,6 @@ func (db *DB) DropMarkers(ctx context.Context, handler string, limit int) (int, 
 	})
 }
 
-func (db *DB) CountMarkers(ctx context.Context, handler string, limit int) (int, error) {
-	return query(ctx, db, "count markers", provider.CheckStorable("handler", handler), func(s *session) (n int) {
-		for range markers.under(s, key(handler)) {
-			if n >= limit {
-				break
-			}
-			n++
-		}
-		return n
-	})
-}
-
 func (db *DB) AcquireLease(ctx context.Context, name string, t claim.Terms) (bool, error) {
 	return update(ctx, db, "acquire a lease", provider.CheckStorable("name", name), func(s *session) (bool, error) {
 		if l, ok := leases.get(s, []byte(name)); ok && l.Token != t.Token && l.Until.After(s.now) {
@@ -292,16 +283,16 @@ func (db *DB) ReleaseLease(ctx context.Context, name string, token claim.Token) 
 	})
 }
 
-func (db *DB) Unlogged(ctx context.Context, b provider.Build, handlers []string) (bool, error) {
-	return query(ctx, db, "look up markers", provider.CheckPrune(b.Projector, handlers), func(s *session) bool {
-		for _, handler := range handlers {
-			for _, m := range markers.under(s, key(handler, b.Number())) {
-				if m.Position == 0 {
-					return true
-				}
+func (db *DB) Unlogged(ctx context.Context, b provider.Build, handler, after string, limit int) ([]string, error) {
+	return query(ctx, db, "look up markers", provider.CheckPrune(b.Projector, []string{handler}), func(s *session) (ids []string) {
+		prefix := key(handler, b.Number())
+		for k, m := range markers.under(s, prefix) {
+			if id := string(k[len(prefix)+4:]); m.Position == 0 && id > after {
+				ids = append(ids, id)
 			}
 		}
-		return false
+		slices.Sort(ids)
+		return ids[:min(len(ids), limit)]
 	})
 }
 

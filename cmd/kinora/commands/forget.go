@@ -52,7 +52,7 @@ func (c *projectorsForgetCmd) print(w io.Writer, f projector.Forgotten) {
 	if c.DropTables {
 		tables = "tables and views"
 	}
-	fields(w, "checkpoints", strings.Join(checkpoints, ", "), "markers", number(f.Markers), "parked messages", number(f.Parked), tables, strings.Join(f.Tables, ", "))
+	fields(w, "checkpoints", strings.Join(checkpoints, ", "), "handlers with markers", strings.Join(f.Handlers, ", "), "parked messages", number(f.Parked), tables, strings.Join(f.Tables, ", "))
 }
 
 type projectorsReleaseCmd struct {

@@ -28,7 +28,7 @@ func TestWhatMessagesNeedIsShown(t *testing.T) {
 	status := []string{"status"}
 	require.Contains(t, w.shows(status, "MESSAGES WAIT FOR A PROGRAM THAT HAS WHAT THEY NEED", need), "(UTC)")
 	require.NotContains(t, w.ok(status...), "PROGRAMS", "there is only one")
-	w.shows([]string{"doctor"}, "Messages of the projector ratings wait for a program that has what they need", "- needs: "+need)
+	w.shows([]string{"doctor"}, "Messages of the projector ratings wait for a program that meets their needs", "- needs: "+need)
 	require.Contains(t, w.ok("parked", "ls", "--class", "unable"), need)
 	require.Contains(t, w.ok("parked", "ls", "--class", "permanent"), "none")
 	require.Contains(t, w.ok("parked", "show", "1"), need)

@@ -280,18 +280,13 @@ func (w *Worker) findHandlers(ctx context.Context, msgs []*model.Message) error 
 	if err != nil {
 		return err
 	}
-	lacking := w.handlers().Lacking(c.Handlers)
+	lacking := follow.HandlersOf(w.pool.Projector).Lacking(c.Handlers)
 	for _, m := range msgs {
 		if without(m) {
 			w.pool.Projector.Await(m, lacking.Of(m.Raw.Type, m.Position))
 		}
 	}
 	return nil
-}
-
-func (w *Worker) handlers() *follow.Handlers {
-	p := w.pool.Projector
-	return follow.HandlersOf(p.ByType, p.Rules.Removed...)
 }
 
 // earlier returns the events of the messages' streams that are before them and not applied, in
@@ -318,8 +313,8 @@ func (w *Worker) earlier(ctx context.Context, msgs []*model.Message) ([]*model.M
 	for _, m := range msgs {
 		seen[m.ID] = true
 	}
-	lacking := w.handlers().Lacking(c.Handlers)
-	takers := w.handlers().Takers(lacking)
+	lacking := follow.HandlersOf(w.pool.Projector).Lacking(c.Handlers)
+	takers := follow.HandlersOf(w.pool.Projector).Takers(lacking)
 	before := slices.DeleteFunc(events, func(e eventstore.Raw) bool { return seen[e.ID] || len(takers[e.Type]) == 0 })
 	missing, err := follow.Unapplied(ctx, h.Store, g.Build, takers, before)
 	if err != nil {

@@ -26,6 +26,7 @@ type All struct {
 	Host    *model.Host
 	Feeders []*Feeder
 	needs   needs
+	left    int // lanes of the last scan that another program applies
 }
 
 // Pauses between two looks at the generations: while a rebuild is going on, and otherwise.
@@ -183,7 +184,7 @@ func (a *All) feeding() (all []*crew) {
 // false if no message is due, and no worker has due messages.
 func (a *All) DispatchDue(ctx context.Context) (some bool, err error) {
 	batch := cmp.Or(a.Host.Batch, model.DeliveryBatch)
-	due, all := provider.DueFilter{Keys: 4 * batch, Each: batch}, a.feeding()
+	due, all := provider.DueFilter{Keys: 4*batch + a.left, Each: batch}, a.feeding()
 	for _, c := range all {
 		if !a.Host.Paused(c.feeder.Projector.Name) {
 			due.Builds = append(due.Builds, c.current.Load().Build)
@@ -199,6 +200,10 @@ func (a *All) DispatchDue(ctx context.Context) (some bool, err error) {
 	if err != nil {
 		return some, err
 	}
+	left := map[provider.Lane]bool{} // whose first message another program applies
+	defer func() { // they may have hidden others from this scan
+		some, a.left = some || len(left) > a.left, len(left)
+	}()
 	for _, c := range all {
 		b := c.current.Load().Build
 		own := slices.DeleteFunc(slices.Clone(rows), func(row provider.Parked) bool {
@@ -213,10 +218,9 @@ func (a *All) DispatchDue(ctx context.Context) (some bool, err error) {
 		}
 		msgs = slices.DeleteFunc(msgs, func(m *model.Message) bool {
 			if parked.Leaves(m) {
-				a.needs.lack = m.Aside.Cause
-				return true
+				left[m.Lane], a.needs.lack = true, m.Aside.Cause
 			}
-			return false
+			return left[m.Lane]
 		})
 		if len(msgs) > 0 {
 			some = true

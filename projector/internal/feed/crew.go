@@ -44,7 +44,7 @@ func (f *Feeder) newCrew(g *generation.Row) *crew {
 	c := &crew{feeder: f, resplit: pauses.NewSignal(), assigned: pauses.NewSignal()}
 	c.current.Store(g)
 	c.asker = &sent.Asker{Host: h, Projector: p}
-	c.parked = &parked.Parked{Host: h, Projector: p, Receiver: f.Receiver}
+	c.parked = &parked.Parked{Host: h, Projector: p, Receiver: f.Receiver, Reads: !f.Me.Tool}
 	c.pool = &deliver.Pool{Host: h, Projector: p, Current: &c.current, Parked: c.parked, Missed: f.Missed}
 	for range h.Concurrency {
 		c.pool.Add(c.applier(cmp.Or(h.Batch, model.DeliveryBatch), &c.group, c.asker))
@@ -71,7 +71,7 @@ func (c *crew) newPost(segment int) *follow.Post {
 		group, asker = &unit.Group{}, &sent.Asker{Host: f.Host, Projector: f.Projector}
 	}
 	return &follow.Post{
-		Host: f.Host, Projector: f.Projector, Handlers: f.handlers, Current: &c.current,
+		Host: f.Host, Projector: f.Projector, Current: &c.current,
 		Applier: c.applier(cmp.Or(f.Host.Batch, model.LogBatch), group, asker),
 		Parked:  c.parked, Missed: f.Missed, Yield: &c.yield, Resplit: c.resplit, Segment: segment, Token: claim.NewToken(), Pace: rebuild.Pace,
 	}
@@ -108,14 +108,14 @@ func (c *crew) read(ctx, hard context.Context) {
 			continue
 		}
 		had, err := h.Leases.While(ctx, c.post.Lease(g), c.post.Token, func(ctx context.Context) error {
-			err := follow.ErrRecords
-			for errors.Is(err, follow.ErrRecords) {
+			for {
 				if now := c.current.Load(); now.Build == g.Build {
 					g = now
 				}
-				err = c.serve(ctx, hard, c.post, g, c.assigned)
+				if err := c.serve(ctx, hard, c.post, g, c.assigned); !errors.Is(err, follow.ErrNewHandlers) {
+					return err
+				}
 			}
-			return err
 		})
 		switch {
 		case ctx.Err() != nil:
@@ -191,7 +191,7 @@ func (c *crew) serve(ctx, hard context.Context, p *follow.Post, g *generation.Ro
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, provider.ErrFenced), errors.Is(err, model.ErrLogChanged), errors.Is(err, provider.ErrEnded), errors.Is(err, follow.ErrYields),
-			errors.Is(err, follow.ErrRecords):
+			errors.Is(err, follow.ErrNewHandlers):
 			return err
 		case errors.Is(err, follow.ErrServer), errors.Is(err, sent.ErrTurn):
 			pause = readMin

@@ -33,17 +33,17 @@ type Feeder struct {
 	Maker     *rebuild.Maker
 	Kept      bool   // it keeps the generation that Keep was called with: a verification
 	Reached   func() // called when the reader of a verification has caught up
-	handlers  *follow.Handlers
-	main      *crew // applies deliveries
+	main      *crew  // applies deliveries
 	mu        sync.Mutex
 	others    map[int]*crew // of generations that it also feeds; mu protects it
 	watch     watch
 	announced provider.Build // to whose reader the handlers of this program were announced
+	announces time.Time      // since when it is to announce them
 }
 
 // Init completes a Feeder. At first it feeds the first generation.
 func (f *Feeder) Init() {
-	f.handlers, f.others = follow.HandlersOf(f.Projector.ByType, f.Projector.Rules.Removed...), map[int]*crew{}
+	f.others = map[int]*crew{}
 	f.Maker = &rebuild.Maker{Host: f.Host, Projector: f.Projector, Worker: &unit.Worker{Host: f.Host, Projector: f.Projector, Group: &unit.Group{}, Crashes: f.Crashes}}
 	f.main = f.newCrew(&generation.Row{Build: provider.Build{Projector: f.Projector.Name, Generation: 1}, State: provider.GenerationLive})
 }
@@ -196,7 +196,7 @@ func (f *Feeder) look(ctx, hard context.Context, all []*generation.Row) (changed
 			return false, err
 		}
 	}
-	return false, nil
+	return false, f.announce(ctx, main, others)
 }
 
 func (f *Feeder) feedMain(ctx context.Context, was, main *generation.Row) error {
@@ -211,13 +211,34 @@ func (f *Feeder) feedMain(ctx context.Context, was, main *generation.Row) error 
 	if other || len(main.Coming) > 0 && main.Revision > was.Revision { // its reader is to record handlers
 		f.main.assigned.Send()
 	}
+	return nil
+}
+
+// announce announces the handlers of this program to the reader of the generation that deliveries are applied to, once those of
+// the others have recorded them, or had the time of a lease: a handler must not begin later in a generation that may become
+// live.
+func (f *Feeder) announce(ctx context.Context, main *generation.Row, others []*generation.Row) error {
 	if f.main.post == nil || main.Generation == 0 || f.announced == main.Build {
 		return nil
+	}
+	if f.announces.IsZero() {
+		f.announces = f.Host.Clock()
+	}
+	for _, g := range others {
+		limited, cancel := f.Host.Limited(ctx)
+		c, err := f.Host.Store.Checkpoint(limited, g.Build)
+		cancel()
+		if err != nil {
+			return err
+		}
+		if len(follow.HandlersOf(f.Projector).Added(c.Handlers)) > 0 && f.Host.Clock().Sub(f.announces) < f.Host.Lease {
+			return nil
+		}
 	}
 	if err := f.main.post.Announce(ctx, main.Build); err != nil {
 		return err
 	}
-	f.announced = main.Build
+	f.announced, f.announces = main.Build, time.Time{}
 	f.Projector.Announced()
 	return nil
 }

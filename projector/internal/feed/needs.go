@@ -74,6 +74,6 @@ func (n *needs) say(ctx context.Context, h *model.Host, c *crew, one provider.Ne
 	if n.said[key] = now; h.Meets(ctx, c.feeder.Projector, c.current.Load(), one.Needs) {
 		return
 	}
-	h.Logger.Log(ctx, slog.LevelWarn, "messages wait for a program that has what they need", "projector", one.Projector,
+	h.Logger.Log(ctx, slog.LevelWarn, "messages wait for a program that meets their needs", "projector", one.Projector,
 		"generation", one.Number(), "needs", strings.Split(one.Needs, "\n"), "since", one.Since)
 }

@@ -100,7 +100,7 @@ func (s *sharing) look(ctx, hard context.Context) (pause time.Duration, err erro
 	if err != nil {
 		return pause, err
 	}
-	shared := c.Split().Count > 0 && c.Mode == provider.ModeCatchUp && s.feeder.handlers.Match(c.Handlers)
+	shared := c.Split().Count > 0 && c.Mode == provider.ModeCatchUp && follow.HandlersOf(s.feeder.Projector).Match(c.Handlers)
 	if !shared || s.of != g.Build {
 		s.leave(ctx)
 	}

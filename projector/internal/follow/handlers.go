@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/projector/internal/model"
@@ -12,21 +13,18 @@ import (
 
 // Handlers compares the handlers of this program with those that are recorded in a checkpoint.
 type Handlers struct {
-	byType  map[string][]provider.Handler
-	removed []string // names of handlers that this program no longer has
+	ByType  map[string][]provider.Handler
+	Removed []string // names of handlers that this program no longer has
 }
 
-// HandlersOf returns the handlers of a program, by the type of their events. removed are the names of those that it no
-// longer has.
-func HandlersOf(byType map[string][]provider.Handler, removed ...string) *Handlers {
-	return &Handlers{byType, removed}
-}
+// HandlersOf returns the handlers of this program's projector.
+func HandlersOf(p *model.Projector) Handlers { return Handlers{p.ByType, p.Rules.Removed} }
 
 // From returns the handlers and types of this program, and those that are recorded and that it lacks. What is recorded
 // keeps the position at which it began, and the others begin at a position.
-func (o *Handlers) From(recorded []provider.Began, position int64) (all []provider.Began) {
+func (o Handlers) From(recorded []provider.Began, position int64) (all []provider.Began) {
 	was, lacking := o.compare(recorded)
-	for eventType, handlers := range o.byType {
+	for eventType, handlers := range o.ByType {
 		for i, h := range handlers {
 			b := provider.Began{Handler: h.Name, Was: h.Was, Type: eventType, Position: position}
 			if at := was[eventType][i]; at != nil {
@@ -45,18 +43,18 @@ func (o *Handlers) From(recorded []provider.Began, position int64) (all []provid
 
 // compare returns what is recorded of each handler of this program, nil if nothing is, and what is recorded of others that
 // were not removed.
-func (o *Handlers) compare(recorded []provider.Began) (own map[string][]*provider.Began, lacking []provider.Began) {
+func (o Handlers) compare(recorded []provider.Began) (own map[string][]*provider.Began, lacking []provider.Began) {
 	own = map[string][]*provider.Began{}
-	for eventType, handlers := range o.byType {
+	for eventType, handlers := range o.ByType {
 		own[eventType] = make([]*provider.Began, len(handlers))
 	}
 	for k := range recorded {
 		b := &recorded[k]
-		i := slices.IndexFunc(o.byType[b.Type], b.Is)
+		i := slices.IndexFunc(o.ByType[b.Type], b.Is)
 		switch {
 		case i >= 0:
 			own[b.Type][i] = b
-		case !slices.Contains(o.removed, b.Handler):
+		case !slices.Contains(o.Removed, b.Handler):
 			lacking = append(lacking, *b)
 		}
 	}
@@ -65,7 +63,7 @@ func (o *Handlers) compare(recorded []provider.Began) (own map[string][]*provide
 
 // Lacking returns the recorded handlers that this program does not have, and that were not removed: it may be an older
 // one.
-func (o *Handlers) Lacking(recorded []provider.Began) model.Lacking {
+func (o Handlers) Lacking(recorded []provider.Began) model.Lacking {
 	byType := model.Lacking{}
 	_, lacking := o.compare(recorded)
 	for _, b := range lacking {
@@ -75,24 +73,24 @@ func (o *Handlers) Lacking(recorded []provider.Began) model.Lacking {
 }
 
 // Takers returns the handlers by the type of their events, also those that this program lacks.
-func (o *Handlers) Takers(lacking model.Lacking) map[string][]provider.Handler {
+func (o Handlers) Takers(lacking model.Lacking) map[string][]provider.Handler {
 	if len(lacking) == 0 {
-		return o.byType
+		return o.ByType
 	}
-	all := maps.Clone(o.byType)
+	all := maps.Clone(o.ByType)
 	for eventType, began := range lacking {
 		all[eventType] = slices.Clone(all[eventType])
 		for _, b := range began {
-			all[eventType] = append(all[eventType], provider.Handler{Name: b.Handler, Was: b.Was})
+			all[eventType] = append(all[eventType], b.Taker())
 		}
 	}
 	return all
 }
 
 // Added returns the handlers of this program that are not recorded.
-func (o *Handlers) Added(recorded []provider.Began) (added []provider.Began) {
+func (o Handlers) Added(recorded []provider.Began) (added []provider.Began) {
 	was, _ := o.compare(recorded)
-	for eventType, handlers := range o.byType {
+	for eventType, handlers := range o.ByType {
 		for i, h := range handlers {
 			if was[eventType][i] == nil {
 				added = append(added, provider.Began{Handler: h.Name, Was: h.Was, Type: eventType})
@@ -103,12 +101,12 @@ func (o *Handlers) Added(recorded []provider.Began) (added []provider.Began) {
 	return added
 }
 
-// with returns what is recorded, and the handlers of programs that have started, unless this program has removed them. They
+// merge returns what is recorded, and the handlers of programs that have started, unless this program has removed them. They
 // begin at a position.
-func (o *Handlers) with(recorded, coming []provider.Began, position int64) []provider.Began {
+func (o Handlers) merge(recorded, coming []provider.Began, position int64) []provider.Began {
 	all := slices.Clone(recorded)
 	for _, b := range coming {
-		if !Has(all, b) && !slices.Contains(o.removed, b.Handler) {
+		if !Has(all, b) && !slices.Contains(o.Removed, b.Handler) {
 			b.Position = position
 			all = append(all, b)
 		}
@@ -131,12 +129,20 @@ func Names(of []provider.Began) (names []string) {
 	return names
 }
 
+// OwnHandlers returns the names in lists that are those of a projector's handlers, each once. Earlier names of them may be of
+// handlers of other projectors.
+func OwnHandlers(projector string, lists ...[]string) []string {
+	all := slices.DeleteFunc(slices.Concat(lists...), func(name string) bool { return !strings.HasPrefix(name, projector+"/") })
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
 func isSame(a, b provider.Began) bool {
-	return a.Type == b.Type && a.Is(provider.Handler{Name: b.Handler, Was: b.Was})
+	return a.Type == b.Type && a.Is(b.Taker())
 }
 
 // Match reports whether this program has, or lacks, the recorded handlers, and has no other ones.
-func (o *Handlers) Match(recorded []provider.Began) bool {
+func (o Handlers) Match(recorded []provider.Began) bool {
 	return slices.EqualFunc(o.From(recorded, 0), recorded, isSame)
 }
 

@@ -260,7 +260,7 @@ func (r *Reader) Forget() { r.cursor.next = nil }
 // turn meanwhile, and asks again.
 func (r *Reader) apply(ctx, hard context.Context, g *generation.Row, msgs []*model.Message, o apply.Owner) error {
 	r.Applier.BackOff(ctx) // the messages before these may have been a page of their own
-	r.Yield.see(ctx, r.Host, r.Projector, g, msgs)
+	r.Yield.consider(ctx, r.Host, r.Projector, g, msgs)
 	ask := func(ctx context.Context) error { return r.Applier.Turn.Asker.Ask(ctx, g, r.restore.skips, msgs) }
 	apply := func(ctx, hard context.Context) error {
 		_, err := r.Applier.Apply(ctx, hard, msgs, o)

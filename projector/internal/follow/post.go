@@ -25,7 +25,6 @@ import (
 type Post struct {
 	Host      *model.Host
 	Projector *model.Projector
-	Handlers  *Handlers
 	Current   *atomic.Pointer[generation.Row] // as this program knows it; it may become another generation
 	Applier   *apply.Applier
 	Parked    *parked.Parked
@@ -41,13 +40,22 @@ type Post struct {
 // Lease returns the name of the lease of a post.
 func (p *Post) Lease(g *generation.Row) string {
 	if p.Segment == 0 {
-		return "reader/" + g.String()
+		return ReaderLease + g.String()
 	}
 	return SegmentLeases(g.Build) + strconv.Itoa(p.Segment)
 }
 
+func (p *Post) handlers() Handlers { return HandlersOf(p.Projector) }
+
+// Beginnings of the names of leases. The name of the projector, or of its generation, follows.
+const (
+	ReaderLease  = "reader/"
+	SegmentLease = "segments/"
+	VerifyLease  = "verify/"
+)
+
 // SegmentLeases returns the prefix of the names of all leases that concern the segments of a generation.
-func SegmentLeases(b provider.Build) string { return "segments/" + b.String() + "/" }
+func SegmentLeases(b provider.Build) string { return SegmentLease + b.String() + "/" }
 
 // Attach makes this program the one that moves the checkpoint, and records its handlers. A reader that it returns with an
 // error must be detached too.
@@ -63,7 +71,7 @@ func (p *Post) Attach(ctx context.Context, g *generation.Row) (*Reader, error) {
 	if err := r.resetLost(ctx, g); err != nil {
 		return nil, err
 	}
-	change := len(p.Handlers.with(c.Handlers, g.Coming, 0)) > len(c.Handlers) || !p.Handlers.Match(c.Handlers)
+	change := len(p.handlers().merge(c.Handlers, g.Coming, 0)) > len(c.Handlers) || !p.handlers().Match(c.Handlers)
 	if change && c.Split().Count > 0 && !c.Restored {
 		// Handlers begin and end at a position that all segments stand still at.
 		if err := r.standStill(ctx); err != nil {
@@ -80,15 +88,15 @@ func (p *Post) Attach(ctx context.Context, g *generation.Row) (*Reader, error) {
 	}
 	to.Restoring = c.Restoring || c.Restored
 	position := furthest(&c)
-	to.Restored, to.Token, to.Handlers = false, p.Token, p.Handlers.From(p.Handlers.with(c.Handlers, g.Coming, position), position)
+	to.Restored, to.Token, to.Handlers = false, p.Token, p.handlers().From(p.handlers().merge(c.Handlers, g.Coming, position), position)
 	if p.Projector.Rules.OnlyLog || !g.IsLive() {
 		to.Mode = provider.ModeCatchUp
 	}
 	if err := r.set(ctx, to); err != nil {
 		return nil, err
 	}
-	r.cursor.late, r.lacking = lateOf(&r.at), p.Handlers.Lacking(to.Handlers)
-	if err := r.answer(ctx, g); err != nil {
+	r.cursor.late, r.lacking = lateOf(&r.at), p.handlers().Lacking(to.Handlers)
+	if err := r.clearComing(ctx, g); err != nil {
 		return r, err
 	}
 	if err := r.setEarlier(ctx); err != nil {
@@ -103,7 +111,7 @@ func (p *Post) Attach(ctx context.Context, g *generation.Row) (*Reader, error) {
 
 // Open returns a reader at a checkpoint, without a change of the store.
 func (p *Post) Open(g *generation.Row, c provider.Checkpoint) *Reader {
-	r := &Reader{Post: p, Build: g.Build, at: c, lacking: p.Handlers.Lacking(c.Handlers), cursor: cursor{read: c.Place.Position, verified: p.Host.Clock()}}
+	r := &Reader{Post: p, Build: g.Build, at: c, lacking: p.handlers().Lacking(c.Handlers), cursor: cursor{read: c.Place.Position, verified: p.Host.Clock()}}
 	r.Progress = &Progress{host: p.Host, projector: p.Projector, current: p.Current, Applied: g.Applied, seen: map[version]bool{}}
 	if p.Pace != nil && !g.IsLive() {
 		r.Pace = p.Pace(r)
@@ -119,7 +127,7 @@ func (p *Post) attachSegment(ctx context.Context, g *generation.Row) (*Reader, e
 	if err != nil {
 		return nil, err
 	}
-	if c.Restored || c.Restoring || !p.Handlers.Match(c.Handlers) {
+	if c.Restored || c.Restoring || !p.handlers().Match(c.Handlers) {
 		return nil, provider.ErrFenced
 	}
 	was, ok, err := p.Host.Store.TakeSegment(limited, g.Build, p.Segment, p.Token)
@@ -218,11 +226,11 @@ func (p *Post) Begin(ctx context.Context, g *generation.Row) (provider.Checkpoin
 			}
 		}
 		c.Mode, c.Lineage = provider.ModeCatchUp, p.Host.LogID.Load().Lineage
-		recorded, err := p.before(ctx, g, c.Place.Position)
+		recorded, err := p.sourceHandlers(ctx, g, c.Place.Position)
 		if err != nil {
 			return c, err
 		}
-		c.Handlers = p.Handlers.From(recorded, c.Place.Position)
+		c.Handlers = p.handlers().From(recorded, c.Place.Position)
 		created, err := p.Host.Store.SetCheckpoint(ctx, g.Build, provider.Checkpoint{}, c)
 		if created || err != nil {
 			return c, err
@@ -230,9 +238,9 @@ func (p *Post) Begin(ctx context.Context, g *generation.Row) (provider.Checkpoin
 	}
 }
 
-// before returns the handlers of the generation that a new one replaces, if both are of one version of the program: this may be
+// sourceHandlers returns the handlers of the generation that a new one replaces, if both are of one version of the program: this may be
 // an older program, which lacks some of them.
-func (p *Post) before(ctx context.Context, g *generation.Row, position int64) ([]provider.Began, error) {
+func (p *Post) sourceHandlers(ctx context.Context, g *generation.Row, position int64) ([]provider.Began, error) {
 	if g.Source == 0 {
 		return nil, nil
 	}
@@ -254,7 +262,7 @@ func (p *Post) Announce(ctx context.Context, b provider.Build) error {
 		limited, cancel := p.Host.Limited(ctx)
 		c, err := p.Host.Store.Checkpoint(limited, b)
 		cancel()
-		added := p.Handlers.Added(c.Handlers)
+		added := p.handlers().Added(c.Handlers)
 		if err != nil || c.Mode == 0 || len(added) == 0 {
 			return err
 		}
@@ -262,7 +270,7 @@ func (p *Post) Announce(ctx context.Context, b provider.Build) error {
 		if err != nil {
 			return err
 		}
-		all := p.Handlers.with(g.Coming, added, 0)
+		all := p.handlers().merge(g.Coming, added, 0)
 		if len(all) == len(g.Coming) {
 			return nil
 		}

@@ -95,8 +95,8 @@ func (r *Reader) Ready(ctx, hard context.Context, g *generation.Row) (ready, mor
 	switch {
 	case r.Yield.Left(now, YieldFor):
 		return false, false, ErrYields
-	case r.isToRecord(g):
-		return false, false, ErrRecords
+	case r.shouldRecord(g):
+		return false, false, ErrNewHandlers
 	}
 	if now.Sub(r.cursor.verified) > r.Host.Lease/3 {
 		if err := r.verifyLog(ctx, r.Build, r.at); err != nil {
@@ -127,17 +127,17 @@ func (r *Reader) Ready(ctx, hard context.Context, g *generation.Row) (ready, mor
 	return !paused, false, nil
 }
 
-// ErrRecords: programs have started with handlers that the checkpoint lacks. The reader is to be attached again.
-var ErrRecords = errors.New("programs with new handlers have started")
+// ErrNewHandlers: programs have started with handlers that the checkpoint lacks. The reader is to be attached again.
+var ErrNewHandlers = errors.New("programs with new handlers have started")
 
-// isToRecord reports whether programs have started with handlers that the checkpoint lacks.
-func (r *Reader) isToRecord(g *generation.Row) bool {
+// shouldRecord reports whether programs have started with handlers that the checkpoint lacks.
+func (r *Reader) shouldRecord(g *generation.Row) bool {
 	return r.Segment == 0 && slices.ContainsFunc(g.Coming, func(b provider.Began) bool { return !Has(r.at.Handlers, b) })
 }
 
-// answer says that the reader has recorded the handlers of programs that have started, or has not because this program has
+// clearComing says that the reader has recorded the handlers of programs that have started, or has not because this program has
 // removed them.
-func (r *Reader) answer(ctx context.Context, g *generation.Row) error {
+func (r *Reader) clearComing(ctx context.Context, g *generation.Row) error {
 	if len(g.Coming) == 0 {
 		return nil
 	}
@@ -199,7 +199,7 @@ func (r *Reader) Accept(ctx context.Context, g *generation.Row, events []eventst
 func (r *Reader) Unapplied(ctx context.Context, events []eventstore.Raw) (missing []eventstore.Raw, err error) {
 	ctx, cancel := r.Host.Limited(ctx)
 	defer cancel()
-	return Unapplied(ctx, r.Host.Store, r.Build, r.Handlers.Takers(r.lacking), events)
+	return Unapplied(ctx, r.Host.Store, r.Build, r.handlers().Takers(r.lacking), events)
 }
 
 // Filter selects the events that the generation takes, also those of handlers that this program lacks.

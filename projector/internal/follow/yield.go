@@ -22,7 +22,7 @@ type Yield struct {
 // ErrYields: the reader leaves its post to another program.
 var ErrYields = errors.New("another program can do more")
 
-// YieldFor is how long a reader that has left asks for no lease. If no other program has the lease then, none wants it.
+// YieldFor is how long a reader that has left asks for no lease. If no other program has the lease then, no other one asked for it.
 const YieldFor = time.Second
 
 const (
@@ -30,9 +30,9 @@ const (
 	askEvery   = time.Second
 )
 
-// see is called with messages before they are applied. The readers leave soon if this program is unable to apply one of
+// consider is called with messages before they are applied. The readers leave soon if this program is unable to apply one of
 // them, and another one that is alive is able, and can do everything that this one can. They do so at most once per lease.
-func (y *Yield) see(ctx context.Context, h *model.Host, p *model.Projector, g *generation.Row, msgs []*model.Message) {
+func (y *Yield) consider(ctx context.Context, h *model.Host, p *model.Projector, g *generation.Row, msgs []*model.Message) {
 	for _, m := range msgs {
 		if m.Aside == nil || provider.ClassOf(m.Aside.Cause) != provider.ClassUnable {
 			continue

@@ -62,7 +62,7 @@ func TestReadersLeaveOncePerLease(t *testing.T) {
 		{64 * time.Second, nil, 3, true},
 	} {
 		now = began.Add(c.at)
-		y.see(t.Context(), h, p, g, c.msgs)
+		y.consider(t.Context(), h, p, g, c.msgs)
 		require.Equal(t, c.asked, asked, "after %s", c.at)
 		require.Equal(t, c.left, y.Left(now, YieldFor), "after %s", c.at)
 	}

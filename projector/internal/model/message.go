@@ -152,8 +152,10 @@ func (p *Projector) Accept(d *Received, parked *provider.Parked) *Message {
 // setAside makes a message one that is set aside for a cause, unless that is nil. names are those of the handlers that
 // are to run it, if they are known.
 func (p *Projector) setAside(m *Message, cause error, attempts int, names []string) {
+	if cause == nil {
+		return
+	}
 	switch needs := m.needs(names); {
-	case cause == nil:
 	case provider.ClassOf(cause) != provider.ClassUnable:
 		m.Aside = &Aside{Cause: cause, Attempts: attempts}
 	case len(needs) > provider.MaxNeedBytes: // no program has that
@@ -250,6 +252,20 @@ func (p *Projector) Lacks(needs string) error {
 	return nil
 }
 
+// LacksOf returns which needs of a read model's events this program does not have, sorted. seen are the schema versions of
+// each type.
+func (p *Projector) LacksOf(seen map[string][]int) (needs []string) {
+	for eventType, schemas := range seen {
+		for _, schema := range schemas {
+			if need := provider.NeedEvent(eventType, schema); p.Lacks(need) != nil {
+				needs = append(needs, need)
+			}
+		}
+	}
+	slices.Sort(needs)
+	return needs
+}
+
 // LacksDecoder reports whether a decoder has read a parked message before, and this runner has none.
 // The message is then left to a runner that has it.
 func (p *Projector) LacksDecoder(parked *provider.Parked) bool {
@@ -263,7 +279,7 @@ type Lacking map[string][]provider.Began
 func (l Lacking) Of(eventType string, position int64) (handlers []provider.Handler) {
 	for _, b := range l[eventType] {
 		if b.Position < position {
-			handlers = append(handlers, provider.Handler{Name: b.Handler, Was: b.Was})
+			handlers = append(handlers, b.Taker())
 		}
 	}
 	return handlers
@@ -344,10 +360,21 @@ func (m *Message) Row(b provider.Build, fresh []bool, class provider.Class, code
 	named := len(row.Handlers) > 0
 	for j, h := range m.Handlers {
 		if !named && fresh[j] { // the unit writes its marker, so only this field lists it
-			row.Handlers = append(row.Handlers, h.Name)
+			row.Handlers = append(row.Handlers, parkedName(b.Projector, h))
 		}
 	}
 	return row
+}
+
+// parkedName returns the name of a handler in the rows of parked messages: the last of its earlier ones, so that an older
+// program can apply them.
+func parkedName(projector string, h provider.Handler) string {
+	for _, name := range slices.Backward(h.Was) {
+		if strings.HasPrefix(name, projector+"/") { // another program has had those of other projectors
+			return name
+		}
+	}
+	return h.Name
 }
 
 // Values returns the context of a delivery without its end, or nil if it has no values.

@@ -21,6 +21,7 @@ type Parked struct {
 	Host      *model.Host
 	Projector *model.Projector
 	Receiver  *model.Receiver
+	Reads     bool // a reader records where its handlers begin
 }
 
 type replaying struct {
@@ -52,6 +53,7 @@ func (p *Parked) Replay(ctx, hard context.Context, by *apply.Applier, g *generat
 	if !p.can(ctx, g.Build) {
 		return false
 	}
+	msgs = p.begun(ctx, by, g, msgs)
 	var waiting, failed []*model.Message
 	for _, m := range msgs {
 		switch {
@@ -107,6 +109,52 @@ func (p *Parked) can(ctx context.Context, b provider.Build) bool {
 	defer cancel()
 	can, err := s.CanReplay(limited, b)
 	return err == nil && can
+}
+
+// begun returns the messages that can be applied now. What was parked for no handler, because its type was unknown, is applied
+// by those that do not get the event from the log: it waits until it is recorded where they began. While the projector catches
+// up, its reader applies what is behind that, in its place in the stream.
+func (p *Parked) begun(ctx context.Context, by *apply.Applier, g *generation.Row, msgs []*model.Message) []*model.Message {
+	isNew := func(m *model.Message) bool { return len(m.Parked.Handlers) == 0 && len(m.Handlers) > 0 }
+	if !p.Projector.Logged || !slices.ContainsFunc(msgs, isNew) {
+		return msgs
+	}
+	limited, cancel := p.Host.Limited(ctx)
+	defer cancel()
+	c, err := p.Host.Store.Checkpoint(limited, g.Build)
+	if err == nil && c.Mode == 0 {
+		return msgs
+	}
+	if err == nil {
+		err = p.Host.FindPlaces(ctx, slices.DeleteFunc(slices.Clone(msgs), func(m *model.Message) bool { return !isNew(m) }))
+	}
+	if err != nil && ctx.Err() == nil {
+		p.Host.Report(slog.LevelWarn, "parked messages not applied", err, "projector", p.Projector.Name)
+	}
+	return slices.DeleteFunc(slices.Clone(msgs), func(m *model.Message) bool {
+		if !isNew(m) {
+			return false
+		}
+		place := m.Position
+		m.Position = 0 // it is not compared with the checkpoint
+		return err != nil || place > 0 && !p.takes(m, place, &c)
+	})
+}
+
+// takes limits the handlers of a message to those that begin behind its place in the log, and those that the log will not give
+// the event before. It returns false if the message must wait.
+func (p *Parked) takes(m *model.Message, place int64, c *provider.Checkpoint) bool {
+	var own []provider.Handler
+	for _, h := range m.Handlers {
+		switch i := slices.IndexFunc(c.Handlers, func(b provider.Began) bool { return b.Type == m.Raw.Type && b.Is(h) }); {
+		case i < 0 && p.Reads, c.Mode == provider.ModeClosing:
+			return false
+		case i < 0, c.Handlers[i].Position >= place, c.Mode == provider.ModeLive && c.Place.Position < place:
+			own = append(own, h)
+		}
+	}
+	m.Handlers = own
+	return true
 }
 
 // findLost sets parked messages aside whose events the log no longer has. They were parked behind

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/kinora-go/kinora/projector/internal/follow"
 	"github.com/kinora-go/kinora/projector/internal/generation"
 	"github.com/kinora-go/kinora/projector/internal/model"
 	"github.com/kinora-go/kinora/projector/internal/unit"
@@ -51,7 +53,7 @@ func (s *Switcher) compareOnce(ctx context.Context, g *generation.Row, with prov
 		return 0, 0, err
 	}
 	live := generation.Live(all)
-	if err := s.checkParked(ctx, g.Build, live.Build); err != nil {
+	if err := s.checkParked(ctx, g, live.Build); err != nil {
 		return 0, 0, err
 	}
 	if g.How == generation.Scratch && !live.Takes(r.Projector.Version) {
@@ -65,7 +67,10 @@ func (s *Switcher) compareOnce(ctx context.Context, g *generation.Row, with prov
 		if l.Checkpoint.Restored {
 			return nil, fmt.Errorf("%w: the read model has gone back to an earlier state: first a runner must apply the lost events again", model.ErrGeneration)
 		}
-		return nil, s.checkParked(ctx, g.Build, live.Build) // not in the snapshot, so it was checked before too
+		if lacking := follow.HandlersOf(r.Projector).Lacking(l.Checkpoint.Handlers); g.How == generation.Scratch && len(lacking) > 0 {
+			return nil, fmt.Errorf("%w: a program with handlers that this one lacks has started: %s", model.ErrGeneration, slices.Sorted(maps.Keys(lacking)))
+		}
+		return nil, s.checkParked(ctx, g, live.Build) // not in the snapshot, so it was checked before too
 	}
 	d, err := s.transact(ctx, g, &with, lookPage)
 	_ = s.again(d, err)
@@ -94,32 +99,40 @@ func named(c *provider.Comparison, p *model.Projector, ours, theirs string) *pro
 }
 
 // checkParked returns errWaits if messages are parked in the live generation, and not in the other one: the tables
-// would differ by these, and a repair would apply them twice.
-func (s *Switcher) checkParked(ctx context.Context, of, live provider.Build) error {
+// would differ by these, and a repair would apply them twice. It returns ErrGeneration if a verification cannot apply what
+// another program has applied to the live one: a repair would undo that.
+func (s *Switcher) checkParked(ctx context.Context, g *generation.Row, live provider.Build) error {
 	theirs, err := s.parkedIn(ctx, live)
-	if err != nil || len(theirs) == 0 {
+	if err != nil {
 		return err
 	}
-	ours, err := s.parkedIn(ctx, of)
+	ours, err := s.parkedIn(ctx, g.Build)
 	if err != nil {
 		return err
 	}
 	for id := range theirs {
-		if !ours[id] {
+		if _, has := ours[id]; !has {
 			return fmt.Errorf("%w (id %q)", errWaits, id)
+		}
+	}
+	for id, class := range ours {
+		if _, has := theirs[id]; g.How == generation.Scratch && class == provider.ClassUnable && !has {
+			return fmt.Errorf("%w (id %q)", errUnable, id)
 		}
 	}
 	return nil
 }
 
-// parkedIn returns the ids of the messages of a generation that are waiting or stuck.
-func (s *Switcher) parkedIn(ctx context.Context, b provider.Build) (map[string]bool, error) {
-	ids := map[string]bool{}
+var errUnable = fmt.Errorf("%w: this program is unable to apply a message that another one has applied", model.ErrGeneration)
+
+// parkedIn returns the messages of a generation that are waiting or stuck: why, by their id.
+func (s *Switcher) parkedIn(ctx context.Context, b provider.Build) (map[string]provider.Class, error) {
+	ids := map[string]provider.Class{}
 	f := provider.ParkedFilter{
 		Projector: b.Projector, Generation: b.Number(), Limit: lookPage,
 		States: []provider.ParkedState{provider.StateWaiting, provider.StateStuck},
 	}
-	err := model.EachParked(ctx, s.Reader.Host.Store, f, func(row provider.Parked) { ids[row.MessageID] = true })
+	err := model.EachParked(ctx, s.Reader.Host.Store, f, func(row provider.Parked) { ids[row.MessageID] = row.Class })
 	return ids, err
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -114,12 +115,26 @@ func (m *Maker) refuse(ctx context.Context, g *generation.Row, why string) error
 // Unlogged returns ErrNoRebuild if the live generation has applied or parked messages that are not
 // in the log.
 func (m *Maker) Unlogged(ctx context.Context, live *generation.Row) error {
-	has, err := m.Host.Store.Unlogged(ctx, live.Build, m.Projector.Marked)
-	if err != nil {
-		return err
-	}
-	if has {
-		return refuse("it has applied messages that are not in the log: a rebuild would lose them (Rebuild.Anyway)")
+	for _, handler := range m.Projector.Marked {
+		for after := ""; ; {
+			ids, err := m.Host.Store.Unlogged(ctx, live.Build, handler, after, 500)
+			if err != nil {
+				return err
+			}
+			if len(ids) == 0 {
+				break
+			}
+			places, err := m.Host.Log.LogPlaces(ctx, ids) // an event of a type that was unknown has none in its marker
+			if err != nil {
+				return err
+			}
+			for _, id := range ids {
+				if places[id].Position == 0 {
+					return refuse("it has applied messages that are not in the log: a rebuild would lose them (Rebuild.Anyway)")
+				}
+			}
+			after = ids[len(ids)-1]
+		}
 	}
 	f := provider.ParkedFilter{Projector: live.Projector, Generation: live.Generation, Limit: 100}
 	for {
@@ -195,10 +210,7 @@ func Clear(ctx context.Context, h *model.Host, g *generation.Row) (n int, done b
 	if err != nil {
 		return 0, false, err
 	}
-	// Names in Was may be those of another projector, which has its own markers under them.
-	handlers := slices.DeleteFunc(slices.Concat(g.Handlers, follow.Names(c.Handlers)), func(name string) bool {
-		return !strings.HasPrefix(name, g.Projector+"/")
-	})
+	handlers := follow.OwnHandlers(g.Projector, g.Handlers, follow.Names(c.Handlers))
 	tables := make([]provider.TablePair, len(g.Tables)) // readers see others
 	for i, table := range g.Tables {
 		tables[i].Table = table
@@ -212,7 +224,7 @@ func Clear(ctx context.Context, h *model.Host, g *generation.Row) (n int, done b
 }
 
 // VerifyLease returns the name of the lease of the verification of a projector.
-func (m *Maker) VerifyLease() string { return "verify/" + m.Projector.Name }
+func (m *Maker) VerifyLease() string { return follow.VerifyLease + m.Projector.Name }
 
 // RetireAbandoned retires the generation of a verification whose process was killed, so that others
 // can be built. It reports whether it did.
@@ -268,23 +280,20 @@ func (m *Maker) Lacks(ctx context.Context, live *generation.Row) error {
 	if err != nil {
 		return err
 	}
-	p, lacks := m.Projector, []error(nil)
-	for eventType, lacking := range follow.HandlersOf(p.ByType, p.Rules.Removed...).Lacking(c.Handlers) {
+	p := m.Projector
+	seen := maps.Clone(live.Seen)
+	maps.DeleteFunc(seen, func(eventType string, _ []int) bool { return !p.Types.Has(eventType) })
+	lacks := p.LacksOf(seen)
+	for eventType, lacking := range follow.HandlersOf(p).Lacking(c.Handlers) {
 		for _, b := range lacking {
-			lacks = append(lacks, fmt.Errorf("handler %s of %s", b.Handler, eventType))
-		}
-	}
-	for eventType, versions := range live.Seen {
-		for _, v := range versions {
-			if p.Types.Has(eventType) && p.Lacks(provider.NeedEvent(eventType, v)) != nil {
-				lacks = append(lacks, fmt.Errorf("schema version %d of %s", v, eventType))
-			}
+			lacks = append(lacks, provider.NeedHandler(b.Handler, eventType))
 		}
 	}
 	if len(lacks) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: this program lacks what the live read model has: %w", model.ErrGeneration, errors.Join(lacks...))
+	slices.Sort(lacks)
+	return fmt.Errorf("%w: this program lacks what the live read model has: %s", model.ErrGeneration, strings.Join(lacks, ", "))
 }
 
 // BeginScratch creates the tables of a verification.

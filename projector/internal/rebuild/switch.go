@@ -121,6 +121,12 @@ func (s *Switcher) lastStep(ctx context.Context, g *generation.Row, u *unit.Unit
 	if u.Messages, err = s.Reader.Accept(ctx, g, behind); err != nil {
 		return nil, err
 	}
+	isUnable := func(m *model.Message) bool {
+		return m.Aside != nil && provider.ClassOf(m.Aside.Cause) == provider.ClassUnable
+	}
+	if g.How == generation.Scratch && slices.ContainsFunc(u.Messages, isUnable) {
+		return nil, errUnable
+	}
 	u.Messages = slices.DeleteFunc(u.Messages, func(m *model.Message) bool { return s.waiting[m.Lane] })
 	if len(u.Messages) > most {
 		return nil, errMany
@@ -281,7 +287,7 @@ func inOrder(open map[string]bool, all, applied []eventstore.Raw) (kept []events
 func appliedIn(ctx context.Context, l provider.Live, events []eventstore.Raw) (applied []eventstore.Raw, err error) {
 	takers := map[string][]provider.Handler{}
 	for _, b := range l.Checkpoint.Handlers {
-		takers[b.Type] = append(takers[b.Type], provider.Handler{Name: b.Handler, Was: b.Was})
+		takers[b.Type] = append(takers[b.Type], b.Taker())
 	}
 	var asked []provider.Message
 	for _, e := range events {
