@@ -44,11 +44,6 @@ var modeCases = []testCase{
 		rule: "The checkpoint does not decide about parked messages: it has passed most of them",
 	},
 	{
-		// Promise: G7.10
-		name: "an event that the reader of the log does not read", play: unreadInModes,
-		rule: "A delivery without handlers that is parked while the projector catches up is applied as a parked message once the checkpoint has passed it",
-	},
-	{
 		name: "the handlers of an event", play: handlersInModes,
 		rule: "Found.Fresh says for each handler whether it must run. A new marker is written under each name of the handler",
 	},
@@ -123,26 +118,6 @@ func liveMode(s *stage) {
 	s.prunedApplied("after redeliveries", []string{"posted"}, 10, 2)
 	s.effectsOf("of each event", 4, 4, 5, 6, 7, 8, 9)
 	same(s, "total", s.total("e-6"), 1)
-}
-
-func unreadInModes(s *stage) {
-	c := s.begins(5, provider.ModeCatchUp)
-	m, p := s.event(9), s.unable("e-9", "", "event b 2")
-	p.Headers = map[string]string{provider.HeaderLog: c.Lineage + "/1", provider.HeaderPosition: "9"}
-	m.Handlers, m.Lane = nil, p.Lane
-	u := s.unit()
-	u.Messages = []provider.Message{m}
-	s.open(u, func(opened) (provider.Closing, error) {
-		return provider.Closing{Park: []provider.Aside{{Parked: p}}}, nil
-	})
-	s.move(c, 10)
-	rows := s.able("event b 2")
-	same(s, "due", idsOfParked(rows), []string{"e-9"})
-	u.Messages[0].Handlers, u.Messages[0].Position, u.Messages[0].Parked = s.event(9).Handlers, 0, &rows[0]
-	found := s.open(u, effects)
-	same(s, "live, and fresh", []any{found.Live, found.Fresh}, []any{[]bool{true}, [][]bool{{true}}})
-	s.effectsOf("of it", 1, 9)
-	same(s, "parked messages", len(s.rows()), 0)
 }
 
 func readerUnits(s *stage) {

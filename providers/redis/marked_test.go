@@ -181,6 +181,41 @@ func TestRecordsOfLargePositions(t *testing.T) {
 	require.Equal(t, map[string]int64{"m1": m.Position}, asides)
 }
 
+// A delivery of a type that no handler takes is parked ahead of the checkpoint, and the reader does not read it: once the
+// checkpoint has passed it, a program that takes it applies it.
+// Promise: G7.10
+func TestWhatTheReaderDoesNotReadIsAppliedLater(t *testing.T) {
+	t.Parallel()
+	s := sharedSpace(t)
+	units := s.own(t)
+	ctx := t.Context()
+	b, token := provider.Build{Projector: "p", Generation: 1}, claim.NewToken()
+	_, err := units.SetCheckpoint(ctx, b, provider.Checkpoint{}, provider.Checkpoint{Mode: provider.ModeCatchUp, Lineage: "l", Token: token})
+	require.NoError(t, err)
+	m := provider.Message{ID: "m1", Mark: true, Position: 9}
+	do := func(u provider.Unit, c provider.Closing) (found provider.Found) {
+		u.Projector, u.Generation = "p", 1
+		commit, err := units.DoCombined(ctx, u, func(_ context.Context, _ pipe, f provider.Found) (provider.Closing, error) {
+			found = f
+			return c, nil
+		})
+		require.NoError(t, err)
+		if commit != nil {
+			require.NoError(t, commit(ctx))
+		}
+		return found
+	}
+	do(provider.Unit{Messages: []provider.Message{m}}, provider.Closing{Park: []provider.Aside{{Message: 0}}})
+	do(provider.Unit{
+		Reader:  &provider.Reader{Mode: provider.ModeCatchUp, Token: token},
+		Advance: &provider.Advance{To: provider.LogPlace{Position: 10}, Mode: provider.ModeCatchUp, Token: token},
+	}, provider.Closing{})
+	m.Position, m.Handlers = 0, []provider.Handler{{Name: "p/a"}}
+	m.Parked = &provider.Parked{MessageID: "m1", Headers: map[string]string{provider.HeaderLog: "l/1", provider.HeaderPosition: "9"}}
+	found := do(provider.Unit{Messages: []provider.Message{m}}, provider.Closing{})
+	require.Equal(t, [][]bool{{true}}, found.Fresh)
+}
+
 // A rebuild in place empties the read model, and the second store does not commit: the markers end too, also
 // those of earlier names of handlers.
 func TestMarkersEndWithTheReadModel(t *testing.T) {
