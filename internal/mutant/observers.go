@@ -100,7 +100,7 @@ var observers = []Mutant{
 	{
 		Name:  "lack_unsaid",
 		What:  "a program that starts does not warn of what its read model has seen and it lacks",
-		Edits: []Edit{{File: "projector/runner.go", Old: "if slices.Sort(lacks); len(lacks) > 0 {", New: "if slices.Sort(lacks); lacks == nil && len(lacks) > 0 {"}},
+		Edits: []Edit{{File: "projector/runner.go", Old: "LacksOf(g.Seen); len(lacks) > 0 {", New: "LacksOf(g.Seen); len(lacks) < 0 {"}},
 		Tests: []Test{{"./projector", "TestRunnerWarnsOfWhatItLacks"}},
 	},
 }

@@ -97,7 +97,7 @@ var progress = []Mutant{
 	{
 		Name:  "lacking_passed",
 		What:  "a program passes the events of a handler that it does not have, and that no program has removed",
-		Edits: []Edit{{File: "projector/internal/follow/post.go", Old: "lateOf(&r.at), p.Handlers.Lacking(to.Handlers)", New: "lateOf(&r.at), nil"}},
+		Edits: []Edit{{File: "projector/internal/follow/post.go", Old: "lateOf(&r.at), p.handlers().Lacking(to.Handlers)", New: "lateOf(&r.at), nil"}},
 		Tests: []Test{{"./projector", "TestAddedHandlerBeginsAtTheCheckpoint"}},
 	},
 	{
@@ -127,7 +127,7 @@ var progress = []Mutant{
 	{
 		Name:  "ordered_without_lacking",
 		What:  "with Ordered, a delivery does not wait for an earlier event of a handler that the program lacks",
-		Edits: []Edit{{File: "projector/internal/deliver/pool.go", Old: "lacking := w.handlers().Lacking(c.Handlers)\n\ttakers", New: "lacking := w.handlers().Lacking(nil)\n\ttakers"}},
+		Edits: []Edit{{File: "projector/internal/deliver/pool.go", Old: "lacking := follow.HandlersOf(w.pool.Projector).Lacking(c.Handlers)\n\ttakers", New: "lacking := follow.HandlersOf(w.pool.Projector).Lacking(nil)\n\ttakers"}},
 		Tests: []Test{{"./projector", "TestOrderedWaitsForWhatAnotherProgramIsAbleToApply"}},
 	},
 	{
@@ -163,7 +163,7 @@ var progress = []Mutant{
 	{
 		Name:  "forget_takes_others",
 		What:  "forgetting a projector deletes markers under an earlier name of a handler that is one of another projector",
-		Edits: []Edit{{File: "projector/forget.go", Old: "if strings.HasPrefix(name, o.name+\"/\") { // those", New: "if name != \"\" { // those"}},
+		Edits: []Edit{{File: "projector/internal/follow/handlers.go", Old: "!strings.HasPrefix(name, projector+\"/\")", New: "!strings.HasPrefix(name, projector[:0])"}},
 		Tests: []Test{{"./projector", "TestForgetLeavesTheMarkersOfOthers"}},
 	},
 	{
@@ -207,5 +207,63 @@ var progress = []Mutant{
 		What:  "a handler is not known by the earlier names in the checkpoint",
 		Edits: []Edit{{File: "provider/progress.go", Old: " || slices.Contains(b.Was, h.Name)", New: ""}},
 		Tests: []Test{{"./projector", "TestAnOlderProgramKnowsARenamedHandler"}},
+	},
+	{
+		Name:  "repair_undoes_handlers",
+		What:  "a verification repairs what a program with a handler that it lacks has applied meanwhile",
+		Edits: []Edit{{File: "projector/internal/rebuild/compare.go", Old: "g.How == generation.Scratch && len(lacking) > 0", New: "len(lacking) < 0"}},
+		Tests: []Test{{"./projector", "TestAVerificationBesideANewProgramRepairsNothing/a_handler"}},
+	},
+	{
+		Name:  "repair_undoes_schemas",
+		What:  "a verification repairs what a program has applied of a schema version that it cannot read",
+		Edits: []Edit{{File: "projector/internal/rebuild/compare.go", Old: "class == provider.ClassUnable && !has", New: "class == provider.ClassUnable && has"}},
+		Tests: []Test{{"./projector", "TestAVerificationBesideANewProgramRepairsNothing/a_schema_version"}},
+	},
+	{
+		Name:  "unread_applied_at_once",
+		What:  "a delivery of an unknown type is applied before what the reader of the log has still to read of its stream",
+		Edits: []Edit{{File: "projector/internal/parked/parked.go", Old: "place > 0 && !p.takes(m, place, &c)", New: "place < 0 && !p.takes(m, place, &c)"}},
+		Tests: []Test{{"./projector", "TestAnUnknownTypeDeliveredBeforeItsStreamIsRead/the_new_handler_reads_it"}},
+	},
+	{
+		Name:  "unread_lost",
+		What:  "Redis takes a delivery that was parked without handlers for one that its reader has applied",
+		Edits: []Edit{{File: "providers/redis/scripts/record.lua", Old: "if taken and (kind", New: "if (kind"}},
+		Tests: []Test{{"./providers/redis", "TestWhatTheReaderDoesNotReadIsAppliedLater"}},
+	},
+	{
+		Name:  "marker_without_place_refuses",
+		What:  "a rebuild is refused after an event whose type was unknown",
+		Edits: []Edit{{File: "projector/internal/rebuild/maker.go", Old: "for _, id := range ids {\n\t\t\t\tif places[id].Position == 0 {", New: "for _, id := range ids {\n\t\t\t\tif places[id].Position >= 0 {"}},
+		Tests: []Test{{"./projector", "TestARebuildAfterATypeThatWasUnknown"}},
+	},
+	{
+		Name:  "parked_under_the_new_name",
+		What:  "after a rollback across a rename, parked messages wait for the new program",
+		Edits: []Edit{{File: "projector/internal/model/message.go", Old: "parkedName(b.Projector, h))", New: "h.Name)"}},
+		Tests: []Test{{"./projector", "TestWhatIsParkedUnderANewNameIsAppliedAfterARollback"}},
+	},
+	{
+		Name:  "standby_begins_later",
+		What:  "a new handler begins in the live generation before the one that is kept for a rollback",
+		Edits: []Edit{{File: "projector/internal/feed/feeder.go", Old: "len(follow.HandlersOf(f.Projector).Added(c.Handlers)) > 0", New: "len(follow.HandlersOf(f.Projector).Added(c.Handlers)) < 0"}},
+		Tests: []Test{{"./projector", "TestANewHandlerBeginsInTheStandbyGenerationFirst"}},
+	},
+	{
+		Name:  "left_hide_others",
+		What:  "messages that are left to another program hide those that this one can apply",
+		Edits: []Edit{{File: "projector/internal/feed/all.go", Old: "Keys: 4*batch + a.left,", New: "Keys: 4 * batch,"}},
+		Tests: []Test{{"./projector", "TestASuspectIsLeftToAProgramThatIsAble"}},
+	},
+	{
+		Name:  "handlers_written_back",
+		What:  "a checkpoint gets back an older list of handlers",
+		Edits: []Edit{{File: "provider/progress.go", Old: "return from.Mode != 0 && slices", New: "return from.Mode < 0 && slices"}},
+		Tests: []Test{
+			{"./providers/memory", "TestConformance/Progress/Checkpoint/handlers_that_the_caller_has_not_changed"},
+			{"./providers/sqlite", "TestConformance/Progress/Checkpoint/handlers_that_the_caller_has_not_changed"},
+			{"./providers/postgres", "TestConformance/Progress/Checkpoint/handlers_that_the_caller_has_not_changed"},
+		},
 	},
 }

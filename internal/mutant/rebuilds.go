@@ -6,8 +6,8 @@ var rebuilds = []Mutant{
 		Name: "forget_without_tombstone",
 		What: "the name of a forgotten projector can be used at once, also by a program that is rolled back",
 		Edits: []Edit{{
-			File: "projector/forget.go", Old: "\t\t\tdone, err = one.clear(ctx, d)\n",
-			New: "\t\t\tif done, err = one.clear(ctx, d); done {\n\t\t\t\terr = Release(ctx, s, projector, d)\n\t\t\t}\n",
+			File: "projector/forget.go", Old: "\t\t\tdone, err = one.clear(ctx, d, &found.Deleted)\n",
+			New: "\t\t\tif done, err = one.clear(ctx, d, &found.Deleted); done {\n\t\t\t\terr = Release(ctx, s, projector, d)\n\t\t\t}\n",
 		}},
 		Tests: []Test{{"./projector", "TestAForgottenProjectorLeavesNothing/log"}},
 	},
@@ -100,7 +100,7 @@ var rebuilds = []Mutant{
 	{
 		Name:  "parked_compared",
 		What:  "a verification compares read models although a message is parked in the live one only",
-		Edits: []Edit{{File: "projector/internal/rebuild/compare.go", Old: "\t\tif !ours[id] {\n", New: "\t\tif !ours[id] && id == \"\" {\n"}},
+		Edits: []Edit{{File: "projector/internal/rebuild/compare.go", Old: "_, has := ours[id]; !has {", New: "_, has := ours[id]; !has && id == \"\" {"}},
 		Tests: []Test{{"./projector", "TestVerifyWaitsForParkedMessages"}},
 	},
 	{
