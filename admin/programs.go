@@ -9,20 +9,24 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Programs are the living programs that apply messages, and what they can.
+// Programs are the living programs that apply messages, and their abilities.
 type Programs struct {
 	Projectors []string
 	Rows       []Program
-	// Differ: for a projector, one program can what another one cannot.
+	// Differ: the abilities of two programs differ for a projector.
 	Differ bool
 }
 
 // Program is a living program.
 type Program struct {
 	Process, Version string
-	// Can has, for each of Projectors, its version and what this program lacks that another living one has; "-" if it does not
-	// have the projector.
-	Can []string
+	Can              []*Ability // for each of Projectors; nil: it does not have the projector
+}
+
+// Ability is what a program can do for a projector.
+type Ability struct {
+	Version int      // projector.Options.Version
+	Lacks   []string // what another living program has (provider.Parked.Needs), sorted
 }
 
 // Programs returns the living programs, in order of process.
@@ -46,36 +50,47 @@ func (f *Facts) Programs() (all Programs) {
 		has[name] = slices.Compact(list)
 	}
 	slices.SortStableFunc(alive, func(a, b provider.ServiceReport) int { return cmp.Compare(a.Process, b.Process) })
-	first := map[string]string{}
+	first := map[string]*Ability{}
 	for _, s := range alive {
 		one := Program{Process: s.Process, Version: s.Version}
 		for _, name := range all.Projectors {
-			text := "-"
-			if c := s.Capability(name); c != nil {
-				text = can(c, has[name])
-				all.Differ = all.Differ || first[name] != "" && first[name] != text
-				first[name] = text
+			a := abilityOf(s.Capability(name), has[name])
+			if was := first[name]; was == nil {
+				first[name] = a
+			} else if a != nil && (a.Version != was.Version || !slices.Equal(a.Lacks, was.Lacks)) {
+				all.Differ = true
 			}
-			one.Can = append(one.Can, text)
+			one.Can = append(one.Can, a)
 		}
 		all.Rows = append(all.Rows, one)
 	}
 	return all
 }
 
-const listedLacks = 5
-
-// can says what a program can do for a projector. has is what one of the living programs has, sorted.
-func can(c *provider.Capability, has []string) string {
-	var lacks []string
+// abilityOf returns nil for nil. has is what one of the living programs has, sorted.
+func abilityOf(c *provider.Capability, has []string) *Ability {
+	if c == nil {
+		return nil
+	}
+	a := &Ability{Version: c.Version}
 	for _, one := range has {
 		if !c.Meets(one) {
-			lacks = append(lacks, one)
+			a.Lacks = append(a.Lacks, one)
 		}
 	}
-	text := fmt.Sprintf("version %d", c.Version)
+	return a
+}
+
+const listedLacks = 5 // the most in the text of an ability
+
+// String returns text for people, such as "version 2, lacks event rated 3"; "-" for nil.
+func (a *Ability) String() string {
+	if a == nil {
+		return "-"
+	}
+	text, lacks := fmt.Sprintf("version %d", a.Version), a.Lacks
 	if n := len(lacks); n > listedLacks {
-		lacks = append(lacks[:listedLacks], fmt.Sprintf("and %d more", n-listedLacks))
+		lacks = append(slices.Clip(lacks[:listedLacks]), fmt.Sprintf("and %d more", n-listedLacks))
 	}
 	if len(lacks) > 0 {
 		text += ", lacks " + strings.Join(lacks, ", ")

@@ -197,8 +197,8 @@ type Options struct {
 	RebuildOnChange RebuildHow
 	// Removed are the names of handlers that an earlier program had and that were removed on purpose. Without it, a program
 	// that lacks a handler is taken for an older one: it parks the events of the handler, and those behind them in their
-	// streams, for a program that has it. The name may be left out once no old program runs and nothing is
-	// parked for the handler.
+	// streams, for a program that has it. List the names in its Was too: messages may be parked under them. The names may be left
+	// out once no old program runs and nothing is parked for the handler.
 	Removed []string
 	// Tables are the names of the read model's tables, without a suffix (see Table), and with the
 	// schema unless that is the default one: "reports.ratings". They are emptied before a rebuild in

@@ -192,8 +192,8 @@ func programBlock(f *admin.Facts) block {
 	for _, p := range all.Rows {
 		row := []cell{plain(p.Process), plain(p.Version)}
 		for _, can := range p.Can {
-			one := plain(can)
-			if strings.Contains(can, "lacks") {
+			one := plain(can.String())
+			if can != nil && len(can.Lacks) > 0 {
 				one.Mark = "bad"
 			}
 			row = append(row, one)

@@ -64,9 +64,7 @@ func (p *pool) warmUp(ctx context.Context) error {
 		return err
 	}
 	older := version > 0 && version == known()-1
-	if p.older != nil {
-		p.older.Store(older)
-	}
+	p.older.Store(older)
 	for _, query := range inTransactions {
 		_, err := p.stmt(ctx, query)
 		if codeOf(err) == sqlite3.SQLITE_ERROR && !errors.Is(err, ErrNotMigrated) {

@@ -68,7 +68,11 @@ func printStatus(w io.Writer, f *admin.Facts) {
 	if all := f.Programs(); all.Differ {
 		_, _ = fmt.Fprintln(w, "\nPROGRAMS")
 		table(w, strings.Join(append([]string{"process", "version"}, each(all.Projectors, printable)...), " | "), all.Rows, func(p admin.Program) []string {
-			return append([]string{p.Process, p.Version}, p.Can...)
+			row := []string{p.Process, p.Version}
+			for _, can := range p.Can {
+				row = append(row, can.String())
+			}
+			return row
 		})
 	}
 	if len(f.Needs) > 0 {
