@@ -201,7 +201,7 @@ func (a *All) DispatchDue(ctx context.Context) (some bool, err error) {
 		return some, err
 	}
 	left := map[provider.Lane]bool{} // whose first message another program applies
-	defer func() { // they may have hidden others from this scan
+	defer func() {                   // they may have hidden others from this scan
 		some, a.left = some || len(left) > a.left, len(left)
 	}()
 	for _, c := range all {

@@ -64,7 +64,7 @@ func (n *needs) of(ctx context.Context, h *model.Host, crews []*crew, builds []p
 
 // say logs a need that no program that is alive meets.
 func (n *needs) say(ctx context.Context, h *model.Host, c *crew, one provider.Need) {
-	now, key := h.Clock(), one.Build.String()+"\n"+one.Needs
+	now, key := h.Clock(), one.String()+"\n"+one.Needs
 	if now.Sub(n.said[key]) < lackEvery {
 		return
 	}
