@@ -108,7 +108,7 @@ func (c *crew) read(ctx, hard context.Context) {
 			continue
 		}
 		had, err := h.Leases.While(ctx, c.post.Lease(g), c.post.Token, func(ctx context.Context) error {
-			for {
+			for ; ; model.Wait(ctx, readMin) {
 				if now := c.current.Load(); now.Build == g.Build {
 					g = now
 				}
