@@ -140,8 +140,9 @@ func TestEventsThatAnOldProgramGotWereDelivered(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, f, counts := newDB(t), make(subscription), map[string]int{}
+		stopNew := run(t, db, make(subscription), completed(counts), define(marked, note("a"), note("b"))) // reads the log
+		time.Sleep(time.Minute)
 		stopOld := run(t, db, f, projector.RunnerConfig{}, define(marked, note("a")))
-		stopNew := run(t, db, make(subscription), completed(counts), define(marked, note("a"), note("b")))
 		time.Sleep(time.Minute)
 		write(t, db, "k-1", upTo(5)...)
 		f.deliver(t, published(t, db, "k-1")...)

@@ -157,7 +157,7 @@ var progress = []Mutant{
 	{
 		Name:  "apply_parked_never_ends",
 		What:  "a tool waits for a message that it leaves to another program",
-		Edits: []Edit{{File: "projector/internal/feed/all.go", Old: "if parked.Leaves(m) {", New: "if false {"}},
+		Edits: []Edit{{File: "projector/internal/feed/all.go", Old: "if parked.Leaves(m) {", New: "if parked.Leaves(m) && m.Aside == nil {"}},
 		Tests: []Test{{"./projector", "TestASuspectIsLeftToAProgramThatIsAble"}},
 	},
 	{
