@@ -39,15 +39,22 @@ func intAt(t *testing.T, result map[string]any, path string) int {
 	return int(n)
 }
 
+// requireNoTrouble requires that the demo logged nothing, except that a lease of a worker was not renewed in time, or was
+// lost: the leases last a second, which a busy machine may need for something else.
+func requireNoTrouble(t *testing.T, o outcome) {
+	t.Helper()
+	for line := range strings.Lines(o.stderr) {
+		require.Regexp(t, `WARN (runner lease not renewed|claims not renewed|marked too late: another relay has taken over) `, line)
+	}
+}
+
 // TestDemo: with kills and duplicates the projector with markers is exact, and the control is not.
 // Promise: G4.1
 func TestDemo(t *testing.T) {
 	t.Parallel()
 	o, result := demoJSON(t, "--commands", "400", "--products", "8", "--kills", "2", "--duplicates", "0.5")
 	require.Zero(t, o.code, "%s\n%s", o.stdout, o.stderr)
-	for line := range strings.Lines(o.stderr) { // on a busy machine, a heartbeat may come late
-		require.Contains(t, line, "runner lease not renewed")
-	}
+	requireNoTrouble(t, o)
 	n := func(path string) int { return intAt(t, result, path) }
 	require.Equal(t, true, result["ok"])
 	require.Equal(t, 400, n("commands"))

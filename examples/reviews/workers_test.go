@@ -321,7 +321,7 @@ func TestDemoSQLBroker(t *testing.T) {
 			o, result := demoJSON(t, append(c.args, "--db", dsn, "--broker", "sql",
 				"--commands", "400", "--products", "8", "--kills", "2", "--duplicates", "0.9")...)
 			require.Zero(t, o.code, "%s\n%s", o.stdout, o.stderr)
-			require.Empty(t, o.stderr)
+			requireNoTrouble(t, o)
 			require.Equal(t, true, result["ok"])
 			require.Equal(t, 2, intAt(t, result, "kills"))
 			require.Zero(t, intAt(t, result, "exactly_once.wrong_products"))
