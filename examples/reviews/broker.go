@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -49,10 +50,13 @@ type brokerURL struct {
 }
 
 // of returns the broker of a kind.
-func (u brokerURL) at(kind string) brokerAddress { return brokerAddress{kind, u.BrokerURL} }
+func (u brokerURL) at(kind string) brokerAddress { return brokerAddress{kind: kind, url: u.BrokerURL} }
 
 // brokerAddress is a broker.
-type brokerAddress struct{ kind, url string }
+type brokerAddress struct {
+	kind, url   string
+	ackDeadline time.Duration // of sqlKind. Zero means sqlAckDeadline.
+}
 
 // routeFor returns the topics of events. Without a broker they have none, and so no entries in the
 // outbox.
@@ -83,7 +87,11 @@ func (a brokerAddress) open(ctx context.Context, d database, subscriptions int, 
 	}
 	switch a.kind {
 	case sqlKind:
-		return newSQLBroker(ctx, d.path, subscriptions, topics...)
+		b, err := newSQLBroker(ctx, d.path, subscriptions, topics...)
+		if err == nil && a.ackDeadline > 0 {
+			b.ackDeadline, b.idleTimeout = a.ackDeadline, max(sqlIdle, 2*a.ackDeadline)
+		}
+		return b, err
 	case natsKind, redisKind, kafkaKind:
 		return newRemoteBroker(ctx, a, topics...)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"time"
 
 	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/examples/reviews/review"
@@ -89,6 +90,8 @@ type projectCmd struct {
 
 	projectionFlags `embed:""`
 	brokerURL       `embed:""`
+
+	AckDeadline time.Duration `hidden:"" help:"Only for tests: another ack deadline of --broker sql."`
 }
 
 // Validate is called by kong.
@@ -97,7 +100,9 @@ func (c *projectCmd) Validate() error { return c.at(c.Broker).check(c.DB) }
 // Run projects until ctx ends. Only one of several processes reads the log, or has a batch of
 // messages, at a time. When that process ends, another one takes over.
 func (c *projectCmd) Run(ctx context.Context) error {
-	w := pipelineWorker{name: "project", db: c.of(c.DB), broker: c.at(c.Broker), subscriptions: 1,
+	from := c.at(c.Broker)
+	from.ackDeadline = c.AckDeadline
+	w := pipelineWorker{name: "project", db: c.of(c.DB), broker: from, subscriptions: 1,
 		service: func(s serviceStore, b broker) (kinora.Service, error) {
 			if b == nil {
 				return s.runner(fromLog(s))

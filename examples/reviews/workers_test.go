@@ -219,9 +219,10 @@ func TestProjectorTakesOver(t *testing.T) {
 	require.NoError(t, err)
 	_, err = tx.Exec(t.Context(), `lock table ratings in exclusive mode`) // makes the handler wait
 	require.NoError(t, err)
-	first := startProcess(t, dsn, "project", "--broker", "sql")
+	project := []string{"project", "--broker", "sql", "--ack-deadline", "1h"} // the second one may take long to start
+	first := startProcess(t, dsn, project...)
 	require.Eventually(t, func() bool { return queryPostgresInt(t, other, inBatch) == 1 }, patience, 5*time.Millisecond)
-	second := startProcess(t, dsn, "project", "--broker", "sql")
+	second := startProcess(t, dsn, project...)
 	require.Eventually(t, func() bool { return queryPostgresInt(t, other, `select count(*) `+waiting) == 1 }, patience, 5*time.Millisecond)
 	since := `select (extract(epoch from min(xact_start)) * 1000)::bigint ` + waiting
 	began := queryPostgresInt(t, other, since)
