@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -143,8 +145,8 @@ func TestImportKilled(t *testing.T) {
 	t.Parallel()
 	path, bad := generateFile(t, 6_000, "-seed", "9")
 	db := filepath.Join(t.TempDir(), "reviews.db")
-	for _, progress := range []string{countEvents, countApplied} {
-		cmd := exec.Command(reviewsBin, "import", "--db", "sqlite:"+db, path)
+	kill := func(file, progress string) {
+		cmd := exec.Command(reviewsBin, "import", "--db", "sqlite:"+db, file)
 		require.NoError(t, cmd.Start())
 		waitUntil(t, db, progress, 500)
 		require.NoError(t, cmd.Process.Kill())
@@ -152,6 +154,14 @@ func TestImportKilled(t *testing.T) {
 		applied, events := queryInt(t, db, countApplied), queryInt(t, db, countEvents)
 		require.Less(t, applied, events, "the import was killed halfway")
 	}
+	kill(endless(t, path), countEvents)
+	d := database{kind: "sqlite", path: db}
+	change(t, d, `create view forever as with recursive n(i) as (select 1 union all select i + 1 from n) select i from n`)
+	change(t, d, `create trigger halfway before insert on latest_reviews_g1 when (select max(position) from kinora_checkpoints) > 500
+		begin select count(*) from forever; end`) // does not end, so the import is killed before
+	kill(path, countApplied)
+	change(t, d, `drop trigger halfway`)
+	change(t, d, `drop view forever`)
 
 	o := reviews(t, "import", "--db", "sqlite:"+db, path)
 	require.Zero(t, o.code, o.stderr)
@@ -267,7 +277,7 @@ func TestImportInterrupted(t *testing.T) {
 	path, bad := generateFile(t, 4000, "-seed", "10")
 	db := filepath.Join(t.TempDir(), "reviews.db")
 	var stderr strings.Builder
-	cmd := exec.Command(reviewsBin, "import", "--db", "sqlite:"+db, path)
+	cmd := exec.Command(reviewsBin, "import", "--db", "sqlite:"+db, endless(t, path))
 	cmd.Stderr = &stderr
 	require.NoError(t, cmd.Start())
 	waitUntil(t, db, countEvents, 100)
@@ -279,6 +289,29 @@ func TestImportInterrupted(t *testing.T) {
 	o := reviews(t, "import", "--db", "sqlite:"+db, path)
 	require.Zero(t, o.code, o.stderr)
 	require.Equal(t, expectedReport(t, path, bad), report(t, db))
+}
+
+// endless returns the path of a file that has the lines of another one again and again, without an end: a program that
+// reads it is in the middle, however long the test takes to end it.
+func endless(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	fifo := filepath.Join(t.TempDir(), "endless")
+	require.NoError(t, syscall.Mkfifo(fifo, 0o600))
+	to, err := os.OpenFile(fifo, os.O_RDWR, 0) // not only to write, which would wait for the program
+	require.NoError(t, err)
+	var writing sync.WaitGroup
+	writing.Go(func() {
+		for err := error(nil); err == nil; {
+			_, err = to.Write(text)
+		}
+	})
+	t.Cleanup(func() {
+		require.NoError(t, to.Close())
+		writing.Wait()
+	})
+	return fifo
 }
 
 // waitUntil waits until a count of an import in another process is larger than a number.
