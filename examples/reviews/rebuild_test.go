@@ -172,10 +172,10 @@ func TestRebuildWithoutService(t *testing.T) {
 		change(t, d, `update ratings_g1 set stars = 9 where product = 'p2'`)
 		o := runOperator(t, d, "rebuild", "plan", "--in-place")
 		require.Zero(t, o.code, o.stderr)
-		require.Equal(t, "4 events, about 1s; it first empties ratings_g1, latest_reviews_g1\n", o.stdout)
+		require.Regexp(t, `^4 events, about [1-9][0-9ms]*; it first empties ratings_g1, latest_reviews_g1\n$`, o.stdout)
 		o = runOperator(t, d, "rebuild", "--reason", "wrong stars", "--check", "--wait", "0s")
 		require.Equal(t, 1, o.code)
-		require.Contains(t, o.stdout, "4 events, about 1s; readers see the new tables once they are complete\n")
+		require.Regexp(t, `(?m)^4 events, about [1-9][0-9ms]*; readers see the new tables once they are complete$`, o.stdout)
 		require.Contains(t, o.stderr, "generation 2: 1 rows differ from the live read model: promote it or cancel it")
 		require.NotEqual(t, want, productsOf(t, d))
 		o = runOperator(t, d, "rebuild", "promote", "2", "--reason", "as expected")
@@ -203,7 +203,7 @@ func TestRebuildWithoutService(t *testing.T) {
 func TestRebuildIsControlled(t *testing.T) {
 	t.Parallel()
 	onEachProjection(t, func(t *testing.T, d database) {
-		path, _ := generateFile(t, 1500)
+		path, _ := generateFile(t, 1500) // at one event per second, the rebuild does not end before the test
 		require.Zero(t, runOperator(t, d, "import", path).code)
 		want := productsOf(t, d)
 		listed := func(what string) {
@@ -212,7 +212,7 @@ func TestRebuildIsControlled(t *testing.T) {
 				return strings.Contains(runOperator(t, d, "rebuild", "list").stdout, what)
 			}, patience, 100*time.Millisecond, what)
 		}
-		first := startProcess(t, d.flag(), append([]string{"rebuild", "--rate", "50", "--reason", "slowly", "--wait", "0s"}, d.args()...)...)
+		first := startProcess(t, d.flag(), append([]string{"rebuild", "--rate", "1", "--reason", "slowly", "--wait", "0s"}, d.args()...)...)
 		listed(" building ")
 		require.NoError(t, first.Process.Signal(syscall.SIGINT))
 		require.Error(t, first.Wait())
