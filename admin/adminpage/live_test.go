@@ -29,6 +29,7 @@ func TestLivePages(t *testing.T) {
 	w := newWorld(t)
 	h, err := adminpage.New(w.db, adminpage.Config{Logger: w.logger()})
 	require.NoError(t, err)
+	h.Patient()
 	server := httptest.NewServer(h)
 	defer server.Close()
 	ctx, stop := context.WithCancel(t.Context())

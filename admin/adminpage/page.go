@@ -54,6 +54,7 @@ type Handler struct {
 	state   state
 	streams chan struct{} // a place for each live page
 	refused atomic.Int64  // when a live page was last refused
+	times   times
 	running chan struct{}
 	ended   chan struct{}
 }
@@ -68,7 +69,8 @@ func New(store admin.Store, cfg Config) (*Handler, error) {
 	cfg.Limits = cfg.Limits.WithDefaults()
 	cfg.Limits.Watch = min(cfg.Limits.Watch, time.Second)
 	h := &Handler{
-		cfg: cfg, store: store, ops: ops, csrf: http.NewCrossOriginProtection(),
+		times: times{liveFor: time.Minute, refusedEvery: time.Minute},
+		cfg:   cfg, store: store, ops: ops, csrf: http.NewCrossOriginProtection(),
 		streams: make(chan struct{}, maxStreams), running: make(chan struct{}), ended: make(chan struct{}),
 	}
 	h.state.facts.turn, h.state.doctor.turn = make(chan struct{}, 1), make(chan struct{}, 1)
@@ -245,11 +247,14 @@ func (h *Handler) fail(w http.ResponseWriter, r *http.Request, v viewer, err err
 const (
 	maxStreams = 16              // live pages at the same time; others can be reloaded
 	liveEvery  = 2 * time.Second // how often a live page is read
-	liveFor    = time.Minute     // then the browser connects again
 	liveWrite  = 10 * time.Second
-
-	refusedEvery = time.Minute // between two lines about refused pages
 )
+
+// times are those that only tests change.
+type times struct {
+	liveFor      time.Duration // then the browser of a live page connects again
+	refusedEvery time.Duration // between two lines about refused pages
+}
 
 // live sends the live part of a page as server-sent events, when it has changed. It ends with Run.
 func (h *Handler) live(w http.ResponseWriter, r *http.Request, v viewer, read pageFunc) {
@@ -258,7 +263,7 @@ func (h *Handler) live(w http.ResponseWriter, r *http.Request, v viewer, read pa
 		defer func() { <-h.streams }()
 	default:
 		w.Header().Set("Retry-After", "60")
-		if at, last := now().UnixNano(), h.refused.Load(); at-last >= int64(refusedEvery) && h.refused.CompareAndSwap(last, at) {
+		if at, last := now().UnixNano(), h.refused.Load(); at-last >= int64(h.times.refusedEvery) && h.refused.CompareAndSwap(last, at) {
 			h.cfg.Logger.Warn("live page refused: too many are open", "open", maxStreams)
 		}
 		h.fail(w, r, v, problem{http.StatusServiceUnavailable, "Too many live pages are open."})
@@ -276,7 +281,7 @@ func (h *Handler) live(w http.ResponseWriter, r *http.Request, v viewer, read pa
 		_, err := w.Write([]byte(event))
 		return err == nil && conn.Flush() == nil
 	}
-	tick, end := time.NewTicker(liveEvery), time.After(liveFor)
+	tick, end := time.NewTicker(liveEvery), time.After(h.times.liveFor)
 	defer tick.Stop()
 	if !send("retry: 1000\n\n") {
 		return

@@ -63,7 +63,7 @@ var edges = []Mutant{
 	{
 		Name:  "refusals_logged",
 		What:  "each live page that is refused is a line of the log",
-		Edits: []Edit{{File: "admin/adminpage/page.go", Old: "at-last >= int64(refusedEvery) &&", New: ""}},
+		Edits: []Edit{{File: "admin/adminpage/page.go", Old: "at-last >= int64(h.times.refusedEvery) &&", New: ""}},
 		Tests: []Test{{"./admin/adminpage", "TestLivePages"}},
 	},
 	{
