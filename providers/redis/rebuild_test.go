@@ -310,7 +310,7 @@ func TestVerifyAndRepair(t *testing.T) {
 	})
 	verify := func(v projector.Verification) *projector.Verified {
 		t.Helper()
-		result, err := b.define(projector.Options{}, 1).Verify(t.Context(), u, v, &projector.RunnerConfig{Lease: time.Second, Logger: slog.New(slog.DiscardHandler)})
+		result, err := b.define(projector.Options{}, 1).Verify(t.Context(), u, v, &projector.RunnerConfig{Lease: time.Minute, Logger: slog.New(slog.DiscardHandler)})
 		require.NoError(t, err)
 		return result
 	}
