@@ -1,6 +1,7 @@
 package pgtest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -80,8 +81,17 @@ func (p *Pooler) Through(dsn string, parameters ...string) (string, error) {
 func (p *Pooler) Stop() { p.keep.Stop() }
 
 // StartPooler is NewPooler without a test: the caller calls Stop. ErrNoPooler: pgbouncer is not
-// installed.
-func StartPooler(server string, settings ...string) (*Pooler, error) {
+// installed. If another program takes the port before pgbouncer does, it is started again with another one.
+func StartPooler(server string, settings ...string) (p *Pooler, failed error) {
+	for range 20 {
+		if p, failed = startPooler(server, settings); !errors.Is(failed, testserver.ErrOtherServer) {
+			break
+		}
+	}
+	return p, failed
+}
+
+func startPooler(server string, settings []string) (*Pooler, error) {
 	bin, err := exec.LookPath("pgbouncer")
 	if err != nil {
 		if bin = "/usr/sbin/pgbouncer"; missing(bin) { // not in every user's PATH
@@ -117,7 +127,19 @@ func StartPooler(server string, settings ...string) (*Pooler, error) {
 		return nil, fmt.Errorf("start pgbouncer: %w", err)
 	}
 	dsn := fmt.Sprintf("postgres://%s@%s/%s?sslmode=disable&default_query_exec_mode=exec", url.PathEscape(to.User), p.host, to.Database)
-	err = p.keep.Await(filepath.Join(dir, "log"), func(ctx context.Context) error { return run(ctx, dsn, "select 1") })
+	log := filepath.Join(dir, "log")
+	err = p.keep.Await(log, func(ctx context.Context) error {
+		said, err := os.ReadFile(log)
+		switch {
+		case err != nil:
+			return err
+		case bytes.Contains(said, []byte("cannot listen on")):
+			return fmt.Errorf("%w %d", testserver.ErrOtherServer, port)
+		case !bytes.Contains(said, []byte("listening on")):
+			return errors.New("pgbouncer does not listen yet")
+		}
+		return run(ctx, dsn, "select 1")
+	})
 	if err != nil {
 		p.Stop()
 		return nil, fmt.Errorf("start pgbouncer: %w", err)

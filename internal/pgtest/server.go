@@ -8,6 +8,7 @@
 package pgtest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -114,7 +115,17 @@ set -e
 	return standby
 }
 
-func start(initialize string, settings []string) (*Server, error) {
+// start starts a server. If another program takes its port before, it is started again with another one.
+func start(initialize string, settings []string) (s *Server, failed error) {
+	for range 20 {
+		if s, failed = startOnce(initialize, settings); !errors.Is(failed, testserver.ErrOtherServer) {
+			break
+		}
+	}
+	return s, failed
+}
+
+func startOnce(initialize string, settings []string) (*Server, error) {
 	bin, err := binaries()
 	if err != nil {
 		return nil, err
@@ -190,6 +201,9 @@ func (s *Server) Stop() { s.keep.Stop() }
 func (s *Server) answers(ctx context.Context) error {
 	c, err := pgx.Connect(ctx, s.DSN)
 	if err != nil {
+		if said, _ := os.ReadFile(s.Log()); bytes.Contains(said, []byte("could not create any TCP/IP sockets")) {
+			return fmt.Errorf("%w %d", testserver.ErrOtherServer, s.Port)
+		}
 		return err
 	}
 	defer func() { _ = c.Close(ctx) }()
