@@ -40,7 +40,8 @@ func TestDoctorFindsNothingInAHealthyService(t *testing.T) {
 		}
 		return nil
 	})
-	found, err := w.ops.Doctor(t.Context(), provider.DiagnosisLimits{})
+	limits := provider.DiagnosisLimits{Skew: time.Minute} // a report of a busy machine has the clock of a while ago
+	found, err := w.ops.Doctor(t.Context(), limits)
 	require.NoError(t, err)
 	require.Empty(t, titles(found))
 }

@@ -308,6 +308,6 @@ func TestTheCommandsOfKinoraUseTheHandlersOfTheProgram(t *testing.T) {
 		require.Contains(t, o.stdout, "would fail: permanent undecodable")
 		o = runOperator(t, d, "ops", "parked", "skip", "--seq", "1", "--reason", "a test message", "--yes")
 		require.Zero(t, o.code, o.stderr)
-		require.Zero(t, runOperator(t, d, "ops", "doctor").code)
+		require.Zero(t, runOperator(t, d, "ops", "doctor", "--skew", "1m").code) // a report of a busy machine has the clock of a while ago
 	})
 }

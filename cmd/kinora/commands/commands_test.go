@@ -54,8 +54,9 @@ func TestAPoisonedServiceIsRepairedFromTheCommandLine(t *testing.T) {
 	out = w.ok("parked", "replay", "--projector", "ratings", "--key", "review-cup-ann", "--reason", "fixed in 1.4", "--by", "ann")
 	require.Contains(t, out, "3 selected: 0 still waiting, 0 stuck")
 	require.Equal(t, 12, w.stars("review-cup-ann"))
-	w.shows([]string{"doctor"}, "Nothing is wrong.")
-	w.ok("doctor")
+	doctor := []string{"doctor", "--skew", "1m"} // a report of a busy machine has the clock of a while ago
+	w.shows(doctor, "Nothing is wrong.")
+	w.ok(doctor...)
 	require.Contains(t, w.ok("parked", "ls", "--state", "replayed"), "ann", "who decided")
 	acts := w.ok("acts", "ls")
 	require.Contains(t, acts, "dry-run")
