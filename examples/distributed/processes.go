@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -34,6 +35,7 @@ func newProcesses(log io.Writer) (*processes, error) {
 // process is one of them.
 type process struct {
 	role   string
+	name   string // of its connections to PostgreSQL
 	cmd    *exec.Cmd
 	life   io.Closer // its standard input: it stops when this is closed, so also when this process is killed
 	ready  chan struct{}
@@ -43,10 +45,11 @@ type process struct {
 
 // start starts a process, and returns once it has printed that it is ready.
 func (ps *processes) start(ctx context.Context, role string, args ...string) (*process, error) {
-	p := &process{role: role, cmd: exec.Command(ps.program, append([]string{role}, args...)...), //nolint:gosec // this program
+	p := &process{role: role, name: role + " " + rand.Text(), cmd: exec.Command(ps.program, append([]string{role}, args...)...), //nolint:gosec // this program
 		ready: make(chan struct{}), exited: make(chan struct{})}
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for this process, which stops the others
 	p.cmd.Stderr = ps.log
+	p.cmd.Env = append(os.Environ(), "PGAPPNAME="+p.name)
 	life, err := p.cmd.StdinPipe()
 	if err != nil {
 		return nil, err

@@ -131,13 +131,29 @@ func (s *scenario) claiming(ctx context.Context, all []*process) (int, error) {
 				continue
 			}
 			p.signal(syscall.SIGSTOP)
-			time.Sleep(50 * time.Millisecond) // a statement of this relay that has been sent ends meanwhile
+			time.Sleep(50 * time.Millisecond) // a statement of this relay that has been sent begins meanwhile
+			if err := s.awaitIdle(ctx, p); err != nil {
+				return 0, err
+			}
 			left, err := s.db.Entries(ctx, outbox.Filter{Status: []outbox.Status{outbox.Claimed}, Seqs: []int64{entries[0].Seq}})
 			if err != nil || len(left) == 1 && left[0].Token == entries[0].Token {
 				return i, err
 			}
 			p.signal(syscall.SIGCONT)
 		}
+	}
+}
+
+// awaitIdle waits until the database executes no statement of a process.
+func (s *scenario) awaitIdle(ctx context.Context, p *process) error {
+	for {
+		var active bool
+		err := s.db.Pool().QueryRow(ctx, `select exists (select from pg_stat_activity
+			where application_name = $1 and state = 'active' and wait_event is distinct from 'ClientWrite')`, p.name).Scan(&active)
+		if err != nil || !active {
+			return err
+		}
+		time.Sleep(time.Millisecond)
 	}
 }
 
