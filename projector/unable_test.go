@@ -290,11 +290,11 @@ func (l *lags) rate(from, to int, schema func(n int) int) {
 		rate(l.t, l.db, "rated", schema(n), stream, n)
 		began := time.Now()
 		for !slices.Contains(noted(l.db, "a", stream), n) {
-			time.Sleep(10 * time.Millisecond)
+			time.Sleep(10 * time.Millisecond) // of a bubble, as the caller's
 			require.Less(l.t, time.Since(began), time.Hour, "event %d", n)
 		}
 		l.worst = max(l.worst, time.Since(began))
-		time.Sleep(50 * time.Millisecond)
+		time.Sleep(50 * time.Millisecond) // of a bubble
 	}
 }
 
