@@ -4,8 +4,10 @@ package sent
 import (
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/projector/internal/generation"
@@ -20,6 +22,8 @@ type Asker struct {
 	Projector *model.Projector
 	mu        sync.Mutex
 	passed    map[int]passed // by generation
+	found     map[int]int64  // by generation: the Seq of the first parked message that was found last
+	many      time.Time      // when a generation had more parked messages than are listed
 }
 
 // passed is what another generation has passed: every event up to its checkpoint, and those that its
@@ -124,6 +128,10 @@ func (a *Asker) notPassed(ctx context.Context, msgs []*model.Message, of int) (r
 func (a *Asker) askPassed(ctx context.Context, of int) (p passed, err error) {
 	ctx, cancel := a.Host.Limited(ctx)
 	defer cancel()
+	now := a.Host.Clock()
+	if now.Sub(a.many) < manyFor {
+		return p, nil
+	}
 	c, err := a.Host.Store.Checkpoint(ctx, provider.Build{Projector: a.Projector.Name, Generation: of})
 	if err != nil || c.Mode == 0 {
 		return p, err
@@ -131,6 +139,7 @@ func (a *Asker) askPassed(ctx context.Context, of int) (p passed, err error) {
 	// After the checkpoint: an event that it has passed was applied or parked before.
 	rows, err := a.Host.Store.Parked(ctx, provider.ParkedFilter{Projector: a.Projector.Name, Generation: c.Generation, Limit: rowsPage})
 	if err != nil || len(rows) == rowsPage {
+		a.many = now
 		return p, err
 	}
 	p.Checkpoint, p.parked = c, map[string]bool{}
@@ -142,33 +151,58 @@ func (a *Asker) askPassed(ctx context.Context, of int) (p passed, err error) {
 
 // rows sets Replayed of messages that are parked in a generation, if they were replayed when they were parked there, and
 // Contested of the others. There may be many, while the generation waits for a program that is able to apply them. So
-// it reads the rows of the generation page by page, and not those of each message.
+// it reads the rows of the generation page by page, and begins at the first one that it found last: both are in the order of the
+// log, more or less.
 func (a *Asker) rows(ctx context.Context, msgs []*model.Message, generation int) error {
 	open := map[string]*model.Message{}
 	for _, m := range msgs {
 		open[m.ID], m.Contested = m, true
 	}
-	for f := (provider.ParkedFilter{Projector: a.Projector.Name, Generation: generation, Limit: rowsPage}); len(open) > 0; {
-		limited, cancel := a.Host.Limited(ctx)
-		rows, err := a.Host.Store.Parked(limited, f)
-		cancel()
-		if err != nil || len(rows) == 0 {
-			return err
-		}
-		for i := range rows {
-			if m := open[rows[i].MessageID]; m != nil {
-				m.Replayed = model.IsReplayed(&rows[i])
-				m.Contested = !m.Replayed
-				delete(open, m.ID)
+	a.mu.Lock()
+	from := a.found[generation]
+	a.mu.Unlock()
+	first := int64(0)
+	look := func(after, end int64) error {
+		for f := (provider.ParkedFilter{Projector: a.Projector.Name, Generation: generation, Limit: min(2*len(msgs), rowsPage), After: after}); len(open) > 0; {
+			limited, cancel := a.Host.Limited(ctx)
+			rows, err := a.Host.Store.Parked(limited, f)
+			cancel()
+			if err != nil || len(rows) == 0 {
+				return err
 			}
-			f.After = rows[i].Seq
+			for i := range rows {
+				if f.After = rows[i].Seq; f.After >= end {
+					return nil
+				}
+				if m := open[rows[i].MessageID]; m != nil {
+					m.Replayed = model.IsReplayed(&rows[i])
+					m.Contested = !m.Replayed
+					delete(open, m.ID)
+					if first == 0 {
+						first = f.After
+					}
+				}
+			}
 		}
+		return nil
 	}
-	return nil
+	err := look(max(from-1, 0), math.MaxInt64)
+	if err == nil && from > 0 {
+		err = look(0, from)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.found == nil {
+		a.found = map[int]int64{}
+	}
+	a.found[generation] = first
+	return err
 }
 
-// rowsPage is the most parked messages of a query.
-const rowsPage = 1000
+const (
+	rowsPage = 1000        // the most parked messages of a query
+	manyFor  = time.Second // how long it is not asked again which there are, if there are more
+)
 
 func isParked(o provider.Outcome) bool {
 	return o == provider.OutcomeWaiting || o == provider.OutcomeStuck
