@@ -113,9 +113,9 @@ func builtOf[Tx any](w *work, name string, exec execFunc[Tx]) *projector.Project
 // build runs the projectors of a builder, and requests rebuilds when the suite asks for it.
 func (w *work) build(ctx context.Context) error {
 	if w.Batched {
-		return buildWith(ctx, w, watchedUnits[*pgx.Batch]{w.db.Batched(), w.db, w}, execBatch)
+		return buildWith(ctx, w, watchedUnits[*pgx.Batch]{w.db.Batched(), w.db, w.db, w}, execBatch)
 	}
-	return buildWith(ctx, w, watchedUnits[pgx.Tx]{w.db, w.db, w}, execTx)
+	return buildWith(ctx, w, watchedUnits[pgx.Tx]{w.db, w.db, w.db, w}, execTx)
 }
 
 func (w *work) buildConfig() projector.RunnerConfig {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/kinora-go/kinora/internal/redistest"
@@ -309,8 +310,8 @@ func (d *deployment) judge() {
 	if lost+doubled > 0 {
 		d.fail("lost %d, doubled %d, phantom 0, misordered 0: calls of other systems by handlers of %s", lost, doubled, readName)
 	}
-	d.lagWithin("lag_p99_ms", d.quiet, lagBound)
-	d.lagWithin("lag_after_kill_p99_ms", d.killed, lagAfterKill)
+	d.lagWithin("lag_p99", d.quiet, lagBound)
+	d.lagWithin("lag_after_kill_p99", d.killed, lagAfterKill)
 	d.run.judge()
 }
 
@@ -340,13 +341,16 @@ func (d *deployment) judgeTasks() {
 	}
 }
 
-// lagWithin measures the lag of all projectors in windows.
+// lagWithin measures the lag of each projector in windows.
 func (r *run) lagWithin(what string, windows []string, limit time.Duration) {
-	var ms *float64
-	err := r.pool.QueryRow(r.suite.ctx, `select percentile_disc(0.99) within group (order by ms) from lags where `+
-		`exists (select from unnest(array[`+strings.Join(windows, ", ")+`]) w where at <@ w)`).Scan(&ms)
+	rows, err := r.pool.Query(r.suite.ctx, `select projector, percentile_disc(0.99) within group (order by ms) from lags where `+
+		`exists (select from unnest(array[`+strings.Join(windows, ", ")+`]) w where at <@ w) group by projector order by projector`)
 	r.must(err)
-	if ms != nil {
-		r.within(what, "99 of 100 changes came", time.Duration(*ms)*time.Millisecond, limit)
-	}
+	var name string
+	var ms int64
+	_, err = pgx.ForEachRow(rows, []any{&name, &ms}, func() error {
+		r.within(what+"_"+strings.ReplaceAll(name, "-", "_")+"_ms", fmt.Sprintf("%s: 99 of 100 changes of %s came", what, name), time.Duration(ms)*time.Millisecond, limit)
+		return nil
+	})
+	r.must(err)
 }

@@ -70,11 +70,11 @@ func (w *work) read(ctx context.Context) error {
 		Batch: w.Unit, Lease: w.Lease, Timeout: w.Timeout, Drain: w.Patience, LogErrors: true,
 		Retry: claim.Backoff{Base: 50 * time.Millisecond, Max: time.Second, Attempts: w.Attempts},
 	}
-	first, err := projector.NewRunner(watchedUnits[pgx.Tx]{w.db, w.db, w}, projector.FromLog(w.db), cfg, tx...)
+	first, err := projector.NewRunner(watchedUnits[pgx.Tx]{w.db, w.db, w.db, w}, projector.FromLog(w.db), cfg, tx...)
 	if err != nil {
 		return err
 	}
-	second, err := projector.NewRunner(watchedUnits[*pgx.Batch]{w.db.Batched(), w.db, w}, projector.FromLog(w.db), cfg, batched...)
+	second, err := projector.NewRunner(watchedUnits[*pgx.Batch]{w.db.Batched(), w.db, w.db, w}, projector.FromLog(w.db), cfg, batched...)
 	if err != nil {
 		return err
 	}
@@ -121,6 +121,7 @@ func readerOf[Tx any](w *work, i int, exec func(context.Context, Tx, string, ...
 type watchedUnits[Tx any] struct {
 	provider.Provider[Tx]
 	provider.ReadyChecker
+	provider.Operations // without it, no other process knows that this one is alive
 	w *work
 }
 

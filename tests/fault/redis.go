@@ -156,12 +156,13 @@ type watchedRedis struct {
 	provider.Provider[goredis.Pipeliner]
 	provider.Restorer // without it, the reader of the log would not restore anything
 	provider.ReadyChecker
+	provider.Operations
 	w *work
 	s *started
 }
 
 func (w *work) watchRedis(u provider.Provider[goredis.Pipeliner], s *started) watchedRedis {
-	return watchedRedis{Provider: u, Restorer: u.(provider.Restorer), ReadyChecker: u.(provider.ReadyChecker), w: w, s: s}
+	return watchedRedis{Provider: u, Restorer: u.(provider.Restorer), ReadyChecker: u.(provider.ReadyChecker), Operations: provider.OperationsOf(u), w: w, s: s}
 }
 
 // Lost implements provider.Restorer.

@@ -50,6 +50,7 @@ func (s *started) acking(id string) {
 type traced[Tx any] struct {
 	provider.Provider[Tx]
 	provider.ReadyChecker
+	provider.Operations
 	w *work
 	s *started
 }
@@ -99,7 +100,7 @@ func (w *work) project(ctx context.Context) error {
 	var runners []*projector.Runner
 	var err error
 	if w.Batched {
-		runners, err = newArms(w, s, traced[*pgx.Batch]{w.db.Batched(), w.db, w, s}, func(_ context.Context, b *pgx.Batch, sql string, args ...any) error {
+		runners, err = newArms(w, s, traced[*pgx.Batch]{w.db.Batched(), w.db, w.db, w, s}, func(_ context.Context, b *pgx.Batch, sql string, args ...any) error {
 			b.Queue(sql, args...)
 			return nil
 		}).runners()
@@ -170,7 +171,7 @@ func (a *arms[Tx]) applyParked(ctx context.Context) error {
 
 // newTxArms returns arms whose handlers execute their statements one by one.
 func newTxArms(w *work, s *started) *arms[pgx.Tx] {
-	return newArms(w, s, traced[pgx.Tx]{w.db, w.db, w, s}, func(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
+	return newArms(w, s, traced[pgx.Tx]{w.db, w.db, w.db, w, s}, func(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
 		_, err := tx.Exec(ctx, sql, args...)
 		return err
 	})
