@@ -185,13 +185,15 @@ func (u *unit) drop(ctx context.Context, pairs []provider.TablePair) error {
 	return u.empty(ctx, `drop table `, tables)
 }
 
-// viewText is the statement that has created a view, as SQLite keeps it.
-const viewText = `select sql from %s.sqlite_schema where type = 'view' and name = ?1 collate nocase`
+// viewText selects the statement that has created a view, as SQLite keeps it.
+func viewText(schema string) string {
+	return `select sql from ` + nameSQL(schema) + `.sqlite_schema where type = 'view' and name = ?1 collate nocase`
+}
 
 // dropView drops the view of a table, if it shows that table.
 func (u *unit) dropView(ctx context.Context, p provider.TablePair) error {
 	view := tableOf(p.Other)
-	texts, err := column[string](ctx, u, fmt.Sprintf(viewText, nameSQL(view.schema)), view.name)
+	texts, err := column[string](ctx, u, viewText(view.schema), view.name)
 	if err != nil || len(texts) == 0 || !strings.HasSuffix(texts[0], asSelect(p.Table)) {
 		return err
 	}

@@ -29,9 +29,9 @@ func runTaskCode(r *run) {
 	r.must(err)
 	defer db.Close()
 	o := r.systems()
-	each := 16
-	if !r.suite.short {
-		each = 100
+	each := 100
+	if r.suite.short {
+		each = 16
 	}
 	open := func(n int) {
 		r.must(pgx.BeginFunc(ctx, r.pool, func(tx pgx.Tx) error {
@@ -56,21 +56,11 @@ func runTaskCode(r *run) {
 		r.must(p.begin())
 		p.awaitReady()
 	}
-	settled := func(what string, open int) {
+	settled := func(what string) {
 		r.await(what, func() bool {
-			return r.countOf(`select count(*) from kinora.tasks where status in ('pending', 'claimed', 'failed') and kind <> 'code/new'`) == open
+			return r.countOf(`select count(*) from kinora.tasks where status in ('pending', 'claimed', 'failed') and kind <> 'code/new'`) == 0
 		})
 	}
-	// Workers that do not define the new kind have left its task as it was added.
-	left := func() {
-		n := r.countOf(`select count(*) from kinora.tasks where kind = 'code/new' and status = 'pending' and version = 1 and attempts = 0 and claimed_by = ''
-			and not exists (select from kinora.task_trail where task = id)`)
-		if n != 1 {
-			r.fail("lost 0, doubled 0, phantom 1, misordered 0: a worker that does not define the kind of a task has changed it")
-		}
-		r.inject("unknown", n)
-	}
-
 	// The program that adds tasks of a new kind is deployed first.
 	r.enqueue(taskDraft("code/new", "new-first", ""))
 	var workers []*process
@@ -85,19 +75,19 @@ func runTaskCode(r *run) {
 	for _, p := range workers {
 		p.awaitReady()
 	}
-	settled("all tasks wait", 0)
-	left()
+	settled("all tasks wait")
+	r.checkNewKindIsLeft()
 
 	// One of two workers has the later code. While it is replaced, the other one has all tasks.
 	n := 0
 	round := func() {
 		open(n)
-		settled("each task has ended or waits", 0)
+		settled("each task has ended or waits")
 		r.inject("finished_by_old_code", r.countOf(`select count(*) from kinora.tasks where status = 'done' and result #>> '{}' = $1 and id like '%-' || $2::int`, workers[1].Name, n))
 		n++
 	}
 	round()
-	left()
+	r.checkNewKindIsLeft()
 	deploy(workers[0], true, round)
 	r.enqueue(taskDraft("code/new", "new-second", "")) // a worker knows the kind
 	for n < each/4 {
@@ -111,7 +101,7 @@ func runTaskCode(r *run) {
 	r.await("the new kind", func() bool {
 		return r.countOf(`select count(*) from kinora.tasks where kind = 'code/new' and status = 'done'`) == 2
 	})
-	settled("each task has ended", 0)
+	settled("each task has ended")
 	if n := r.countOf(`select count(*) from kinora.task_trail where task in ('new-first', 'new-second') and what <> 'done'`); n > 0 {
 		r.fail("lost 0, doubled 0, phantom %d, misordered 0: something has happened to a task of the new kind before it was done", n)
 	}
@@ -128,6 +118,16 @@ func runTaskCode(r *run) {
 	r.awaitEnded()
 	r.stopWorkers()
 	r.judgeCode(o, each)
+}
+
+// checkNewKindIsLeft fails the cell unless workers that do not define the new kind have left its task as it was added.
+func (r *run) checkNewKindIsLeft() {
+	n := r.countOf(`select count(*) from kinora.tasks where kind = 'code/new' and status = 'pending' and version = 1 and attempts = 0 and claimed_by = ''
+		and not exists (select from kinora.task_trail where task = id)`)
+	if n != 1 {
+		r.fail("lost 0, doubled 0, phantom 1, misordered 0: a worker that does not define the kind of a task has changed it")
+	}
+	r.inject("unknown", n)
 }
 
 // countAbandonedLater fails the cell if the later code has ended a task that it could not go on with.

@@ -122,7 +122,7 @@ type watchedUnits[Tx any] struct {
 	provider.Provider[Tx]
 	provider.ReadyChecker
 	provider.Operations // without it, no other process knows that this one is alive
-	w *work
+	w                   *work
 }
 
 // Do implements provider.Units.
