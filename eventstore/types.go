@@ -74,10 +74,8 @@ func (t *Types) Err() error {
 	return t.err
 }
 
-// Has reports whether name is a stored name of the table, current or earlier.
-func (t *Types) Has(name string) bool { _, ok := t.byName[name]; return ok }
-
-// Newest returns the newest schema version of a stored name that Decode takes, or 0 if the name is not in the table.
+// Newest returns the newest schema version that Decode takes of a stored name, current or earlier; 0 if the table does
+// not have the name.
 func (t *Types) Newest(name string) int {
 	if d, ok := t.byName[name]; ok {
 		return d.Schema()

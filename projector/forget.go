@@ -28,14 +28,6 @@ type Forgotten struct {
 	Deleted int      `json:"deleted"` // markers and parked messages: by this call
 }
 
-// ForgetStore is a store whose projectors can be forgotten. Every provider is one.
-type ForgetStore interface {
-	provider.Builds
-	Checkpoint(ctx context.Context, b provider.Build) (provider.Checkpoint, error)
-	Parked(ctx context.Context, f ParkedFilter) ([]provider.Parked, error)
-	LeaseNames(ctx context.Context, prefix string) ([]string, error)
-}
-
 // Forget deletes what is stored of a projector that no program has any more: markers, parked messages and, with
 // DropTables, tables. Its pause ends, and its requests are canceled. d is stored.
 //
@@ -49,7 +41,7 @@ type ForgetStore interface {
 //   - If the store is not ready for runners, for example because its role lacks rights, nothing was changed.
 //
 // Markers of handlers whose names begin with the projector's are deleted: no other projector may have one in its Was.
-func Forget(ctx context.Context, s ForgetStore, projector string, o ForgetOptions, d Decision) (f Forgotten, err error) {
+func Forget(ctx context.Context, s provider.ForgetStore, projector string, o ForgetOptions, d Decision) (f Forgotten, err error) {
 	defer check.Wrap(&err, "forget %s", projector)
 	if err := d.Validate(); err != nil {
 		return f, err
@@ -89,7 +81,7 @@ func Forget(ctx context.Context, s ForgetStore, projector string, o ForgetOption
 
 // forgetting is a projector that is being forgotten.
 type forgetting struct {
-	ForgetStore
+	provider.ForgetStore
 	name   string
 	drop   bool
 	all    []*generation.Row

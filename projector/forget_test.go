@@ -27,7 +27,7 @@ func leftOf(t *testing.T, db *memory.DB) (markers, parked, rows int) {
 	return len(handlers), len(list), len(noted(db, "notes", "k-1"))
 }
 
-func forget(t *testing.T, s projector.ForgetStore, o projector.ForgetOptions) (projector.Forgotten, error) {
+func forget(t *testing.T, s provider.ForgetStore, o projector.ForgetOptions) (projector.Forgotten, error) {
 	t.Helper()
 	return projector.Forget(t.Context(), s, "p", o, projector.Decision{By: "ann", Reason: "nobody reads it"})
 }

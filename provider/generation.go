@@ -291,3 +291,11 @@ func (g Generation) Replaces(was Generation, now time.Time) Generation {
 	}
 	return g
 }
+
+// ForgetStore is what projector.Forget needs of a store. Every provider has it.
+type ForgetStore interface {
+	Builds
+	Checkpoint(ctx context.Context, b Build) (Checkpoint, error)
+	Parked(ctx context.Context, f ParkedFilter) ([]Parked, error)
+	LeaseNames(ctx context.Context, prefix string) ([]string, error)
+}

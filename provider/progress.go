@@ -19,7 +19,8 @@ type Progress interface {
 	// for all open units of the projector, and units that open later see the new one. Otherwise it waits
 	// only for units with Unit.Reader or Unit.Advance. It returns false, and changes nothing, if the
 	// checkpoint has ModeEnded, or if its position, mode, token or Splits are not those of from. to must have a mode; its
-	// Generation and Segments are ignored, and so are its Handlers if they are those of from: the stored ones stay. Segments below those of to.Splits are deleted.
+	// Generation and Segments are ignored, and so are its Handlers if they are those of from: the stored ones stay.
+	// Segments below those of to.Splits are deleted.
 	SetCheckpoint(ctx context.Context, b Build, from, to Checkpoint) (bool, error)
 
 	// TakeSegment makes token the one that moves a segment of the current Split, and returns it as it was, or as it

@@ -139,7 +139,7 @@ func (p *Projector) Accept(d *Received, parked *provider.Parked) *Message {
 	default:
 		m.Lane = p.laneOf(d.Key, cmp.Or(d.ID, "\x00"+string(d.Msg.Payload)))
 	}
-	known := p.Types.Has(d.Raw.Type)
+	known := p.Types.Newest(d.Raw.Type) > 0
 	ignored := known && len(p.ByType[d.Raw.Type]) == 0 || !known && p.Rules.SkipUnknown
 	if parked == nil && ignored && (d.IsUnknown || d.Malformed == nil) {
 		return nil

@@ -282,7 +282,7 @@ func (m *Maker) Lacks(ctx context.Context, live *generation.Row) error {
 	}
 	p := m.Projector
 	seen := maps.Clone(live.Seen)
-	maps.DeleteFunc(seen, func(eventType string, _ []int) bool { return !p.Types.Has(eventType) })
+	maps.DeleteFunc(seen, func(eventType string, _ []int) bool { return p.Types.Newest(eventType) == 0 })
 	lacks := p.LacksOf(seen)
 	for eventType, lacking := range follow.HandlersOf(p).Lacking(c.Handlers) {
 		for _, b := range lacking {
