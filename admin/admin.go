@@ -33,8 +33,7 @@ type Projectors interface {
 	provider.Builds
 	provider.MarkerMaintainer
 	provider.Records
-	// LeaseNames is that of claim.Leases.
-	LeaseNames(ctx context.Context, prefix string) ([]string, error)
+	provider.LeaseLister
 }
 
 // Admin reads facts and carries out acts. Create it with New. Its methods are safe for concurrent use. The error of one

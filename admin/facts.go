@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"iter"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
@@ -44,15 +43,6 @@ type Facts struct {
 	wanted   map[int64]string // by the id of a request: what the messages of a dry run need
 }
 
-// Need is what messages of a generation need, and which living services have it.
-type Need struct {
-	provider.Need
-	Able []string `json:"able,omitempty"` // their processes
-}
-
-// NeedsText returns what a message needs (provider.Parked.Needs), for people.
-func NeedsText(needs string) string { return strings.ReplaceAll(needs, "\n", ", ") }
-
 // Log is the state of the log.
 type Log struct {
 	Head    int64     `json:"head"`              // position of the last visible event; 0: the log is empty
@@ -82,6 +72,10 @@ type Projector struct {
 	Oldest     time.Time      `json:"oldest,omitzero"`     // when the first of Parked was parked
 	Rebuild    *Rebuild       `json:"rebuild,omitempty"`   // nil: it was not built by a rebuild, or that is over
 	OtherLog   bool           `json:"other_log,omitempty"` // it reads another log, so its lag is not known
+
+	handlers []provider.Began // recorded
+	seen     map[string][]int // schema versions, by type
+	changed  time.Time        // when State changed
 }
 
 // Rebuild is the progress of a rebuild.
@@ -159,7 +153,10 @@ func (a *Admin) facts(ctx context.Context) (*Facts, error) {
 	slices.SortStableFunc(f.Projectors, func(a, b Projector) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Generation, b.Generation))
 	})
-	return f, f.addNeeds(ctx, store)
+	if err := f.addNeeds(ctx, store); err != nil {
+		return nil, err
+	}
+	return f, f.addWanted(ctx, store)
 }
 
 // forgottenOf returns the forgotten projectors, each with its last generation that was live.
@@ -181,7 +178,8 @@ func (f *Facts) projector(b provider.SurveyedBuild, generations []projector.Gene
 	p := Projector{
 		Name: b.Projector, Generation: b.Number(), State: "live", Mode: b.Checkpoint.Mode.String(), Position: b.Checkpoint.Place.Position,
 		Parked: b.Parked, Keys: b.Lanes, StuckKeys: b.StuckLanes, Oldest: b.Oldest,
-		Paused: slices.ContainsFunc(f.Pauses, func(p provider.Pause) bool { return p.Kind == provider.PauseProjector && p.Name == b.Projector }),
+		Paused:   slices.ContainsFunc(f.Pauses, func(p provider.Pause) bool { return p.Kind == provider.PauseProjector && p.Name == b.Projector }),
+		handlers: b.Checkpoint.Handlers,
 	}
 	own := func(g projector.Generation) bool { return g.Projector == b.Projector }
 	if slices.ContainsFunc(generations, own) {
@@ -189,9 +187,7 @@ func (f *Facts) projector(b provider.SurveyedBuild, generations []projector.Gene
 	}
 	for _, g := range generations {
 		if own(g) && g.Number == p.Generation {
-			if p.State, p.Rebuild = g.State, rebuildOf(g); g.Newest > 0 {
-				p.Versions = []int{g.Oldest, g.Newest}
-			}
+			p.State, p.Rebuild, p.seen, p.Versions = g.State, rebuildOf(g), g.Seen, versionsOf(g)
 		}
 	}
 	for _, l := range f.Leases {
@@ -240,53 +236,16 @@ func (p *Projector) feeds(c *provider.Capability) bool {
 	return p.Versions == nil || c.Version >= p.Versions[0] && c.Version <= p.Versions[1]
 }
 
-// addNeeds adds what parked messages need.
-func (f *Facts) addNeeds(ctx context.Context, store Projectors) error {
-	var after []provider.Need
-	of := map[provider.Build]*Projector{}
-	for i, p := range f.Projectors {
-		if p.Parked.N > 0 {
-			b := provider.Build{Projector: p.Name, Generation: p.Generation}
-			after, of[b] = append(after, provider.Need{Build: b}), &f.Projectors[i]
-		}
-	}
-	if len(after) == 0 {
+func versionsOf(g projector.Generation) []int {
+	if g.Newest == 0 {
 		return nil
 	}
-	all, err := store.Needs(ctx, after)
-	if err != nil {
-		return err
-	}
-	for _, n := range all {
-		one := Need{Need: n}
-		for c, process := range f.capable(n.Projector) {
-			if p := of[n.Build]; p != nil && p.feeds(c) && c.Meets(n.Needs) {
-				one.Able = append(one.Able, process)
-			}
-		}
-		f.Needs = append(f.Needs, one)
-	}
-	return f.addWanted(ctx, store)
-}
-
-// addWanted adds what the messages of requested dry runs need.
-func (f *Facts) addWanted(ctx context.Context, store Projectors) error {
-	f.wanted = map[int64]string{}
-	for _, a := range f.Requests {
-		if a.State != provider.ActRequested || a.Verb != provider.VerbDryRun {
-			continue
-		}
-		needs, err := provider.DryRunNeeds(ctx, store, a, f.live(a.Name).Generation)
-		if err != nil {
-			return err
-		}
-		f.wanted[a.ID] = needs
-	}
-	return nil
+	return []int{g.Oldest, g.Newest}
 }
 
 func rebuildOf(g projector.Generation) *Rebuild {
-	if g.How == projector.NoRebuild || g.CaughtUp && g.Failed == "" && g.State != "building" {
+	switched := g.How == projector.BlueGreen && g.State == "live" // also if its runner has ended since
+	if g.How == projector.NoRebuild || (g.CaughtUp || switched) && g.Failed == "" && g.State != "building" {
 		return nil
 	}
 	return &Rebuild{
@@ -299,7 +258,9 @@ func (f *Facts) addRequested(generations []projector.Generation) {
 	for _, g := range generations {
 		known := slices.ContainsFunc(f.Projectors, func(p Projector) bool { return p.Name == g.Projector && p.Generation == g.Number })
 		if !known && (g.State == "requested" || g.State == "building") {
-			f.Projectors = append(f.Projectors, Projector{Name: g.Projector, Generation: g.Number, State: g.State, Rebuild: rebuildOf(g)})
+			f.Projectors = append(f.Projectors, Projector{
+				Name: g.Projector, Generation: g.Number, State: g.State, Rebuild: rebuildOf(g), Versions: versionsOf(g), changed: g.ChangedAt,
+			})
 		}
 	}
 }

@@ -174,7 +174,7 @@ func TestDoctorNamesWhatNobodyHas(t *testing.T) {
 	id, err := w.ops.DryRun(t.Context(), projector.ParkedFilter{Projector: "stock", Key: "product-tea"}, by)
 	require.NoError(t, err)
 	f = w.finds(soon, provider.FindingGone, fmt.Sprintf("Nobody can answer request %d: dry-run of stock", id))
-	require.Contains(t, f.Meaning, "No living runner has what its messages need")
+	require.Contains(t, f.Meaning, "No living runner has what it needs")
 	require.Equal(t, "event product.priced 2", value(f, "needs"))
 	require.Equal(t, "start a runner of stock in version 1 that has it", f.Remedy[0])
 	permanent := provider.ClassPermanent
@@ -200,6 +200,39 @@ func TestDoctorNamesWhatNobodyHas(t *testing.T) {
 	act, err := w.ops.Await(t.Context(), id, nil)
 	require.NoError(t, err)
 	require.Equal(t, provider.ActDone, act.State)
+}
+
+// Check 2. The only runner lacks what the live read model has seen, so it neither verifies nor rebuilds it.
+// Promise: O3.2
+func TestDoctorSaysWhatRequestsWaitFor(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	stopNew := w.start(w.stock(1, 2))
+	w.priceIn(2, "tea", 1)
+	w.generation(1, "live", applied(1))
+	stopNew()
+	w.start(w.stock(1, 1))
+	w.generation(1, "live", func(p admin.Projector) bool { return p.Runners == 1 })
+	id, err := w.ops.Verify(t.Context(), "stock", provider.VerifyRequest{}, by)
+	require.NoError(t, err)
+	_, err = w.ops.Rebuild(t.Context(), "stock", projector.Rebuild{How: projector.BlueGreen, Decision: by})
+	require.NoError(t, err)
+	for title, cancel := range map[string]string{
+		fmt.Sprintf("Nobody can answer request %d: verify of stock", id): fmt.Sprintf(`kinora acts cancel %d --reason "…"`, id),
+		"Nobody can take up the rebuild of stock":                        `kinora projectors cancel stock --reason "…"`,
+	} {
+		f := w.finds(soon, provider.FindingGone, title)
+		require.Equal(t, "No living runner has what it needs.", f.Meaning)
+		require.Equal(t, "event product.priced 2", value(f, "needs"))
+		require.Equal(t, []string{"start a runner of stock in version 1 that has it", cancel}, f.Remedy)
+	}
+	require.Equal(t, "No living runner has what it needs.", w.facts().Unanswered(id))
+
+	w.start(w.stock(1, 2))
+	w.unfound("Nobody can")
+	w.generation(2, "live", applied(1))
+	_, err = w.ops.Await(t.Context(), id, nil)
+	require.NoError(t, err)
 }
 
 // Check 2. A request about a projector that no program has.

@@ -244,7 +244,7 @@ func (r *Runner) begin(ctx context.Context) error {
 		}
 		if !r.src.isZero() {
 			r.presence.Follow(ctx)
-			r.reportLacking()
+			r.reportLacking(ctx)
 		}
 	}
 	r.reportRenamed(ctx)
@@ -350,14 +350,17 @@ func (r *Runner) reportRenamed(ctx context.Context) {
 	}
 }
 
-// reportLacking warns of schema versions that a read model has seen and that this program does not have: it may be older than
-// the one that ran before.
-func (r *Runner) reportLacking() {
+// reportLacking warns of handlers of a read model, and of schema versions that it has seen, that this program does not have: it
+// may be older than the one that ran before.
+func (r *Runner) reportLacking(ctx context.Context) {
 	for _, f := range r.all.Feeders {
 		g := f.Current()
-		if lacks := f.Projector.LacksOf(g.Seen); len(lacks) > 0 {
-			r.cfg.Logger.Warn("the read model has seen events that this program does not have: it may be older than the program before. "+
-				"Such messages wait for a program that has them", "projector", f.Projector.Name, "generation", g.Generation, "lacks", lacks)
+		lacks, err := f.Maker.LacksOf(ctx, g.Build, g.Seen)
+		if err != nil {
+			r.host.Report(slog.LevelWarn, "what the program lacks is not known", err, "projector", f.Projector.Name)
+		} else if len(lacks) > 0 {
+			r.cfg.Logger.Warn("the read model has what this program does not have: it may be older than the program before. "+
+				"Such messages wait for a program that has it", "projector", f.Projector.Name, "generation", g.Generation, "lacks", lacks)
 		}
 	}
 }

@@ -5,12 +5,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"runtime/debug"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/presence"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector/internal/model"
@@ -83,9 +83,7 @@ func (c *RunnerConfig) validate() error {
 	if c.Lease < time.Second {
 		return fmt.Errorf("lease %s: must be at least 1s", c.Lease)
 	}
-	if info, ok := debug.ReadBuildInfo(); ok { // the version contains the revision
-		c.Version = cmp.Or(c.Version, info.Main.Version)
-	}
+	c.Version = cmp.Or(c.Version, presence.Version())
 	if c.Version != "" {
 		if err := provider.CheckText("version", c.Version, provider.MaxIDBytes); err != nil {
 			return err

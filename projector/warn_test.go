@@ -93,11 +93,11 @@ func TestRunnerWarnsOfWhatItLacks(t *testing.T) {
 		require.Equal(t, upTo(3), noted(db, "a", "review-1"))
 		require.Equal(t, upTo(3), noted(db, "a", "review-2"))
 
-		const warning = "the read model has seen events that this program does not have"
+		const warning = "the read model has what this program does not have"
 		log := warnings(t, db, src, knowing(1, 1, opts))
 		require.Equal(t, 1, strings.Count(log, warning), "once for each projector: %s", log)
 		require.Contains(t, log, `projector=p generation=1 lacks="[event rated 2 event renamed 2 event renamed 3]"`)
-		require.Contains(t, warnings(t, db, src, knowing(2, 0, opts)), `lacks="[event renamed 1 event renamed 2 event renamed 3]"`)
+		require.Contains(t, warnings(t, db, src, knowing(2, 0, opts)), `lacks="[event renamed 1 event renamed 2 event renamed 3 handler p/renamed of renamed]"`)
 		require.NotContains(t, warnings(t, db, src, knowing(2, 3, opts)), warning)
 	})
 }

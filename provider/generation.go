@@ -295,7 +295,7 @@ func (g Generation) Replaces(was Generation, now time.Time) Generation {
 // ForgetStore is what projector.Forget needs of a store. Every provider has it.
 type ForgetStore interface {
 	Builds
-	Checkpoint(ctx context.Context, b Build) (Checkpoint, error)
-	Parked(ctx context.Context, f ParkedFilter) ([]Parked, error)
-	LeaseNames(ctx context.Context, prefix string) ([]string, error)
+	Progress
+	Parking
+	LeaseLister
 }

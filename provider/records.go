@@ -91,6 +91,11 @@ type Leases interface {
 	// ReleaseLease ends the lease of a token. It changes nothing if the token does not have it.
 	ReleaseLease(ctx context.Context, name string, token claim.Token) error
 
+	LeaseLister
+}
+
+// LeaseLister lists leases.
+type LeaseLister interface {
 	// LeaseNames returns the names that begin with prefix and that a token has a lease on, in order of their bytes.
 	LeaseNames(ctx context.Context, prefix string) ([]string, error)
 }

@@ -83,9 +83,23 @@ func (e *engine[Tx]) logUndefinedKinds(ctx context.Context) {
 	}
 }
 
-// undefined returns the kinds of its domains that have tasks that are due and are defined by no worker that is alive, and
-// since when. There are none if the store does not know the services.
-func (e *engine[Tx]) undefined(ctx context.Context) (map[string]time.Time, error) {
+// reportLacking warns of kinds of open tasks that neither this worker defines nor one that is alive: it may be older than the
+// one that ran before.
+func (e *engine[Tx]) reportLacking(ctx context.Context) {
+	limited, cancel := context.WithTimeout(ctx, claimLimit)
+	defer cancel()
+	kinds, err := e.undefinedKinds(limited)
+	if err != nil {
+		e.failed(ctx, "kinds without a worker not listed", err)
+	}
+	if len(kinds) > 0 {
+		e.log.Warn("there are tasks of kinds that no worker defines so far: this program may be older than the one before. They wait for one that does", "lacks", kinds)
+	}
+}
+
+// undefinedKinds returns the kinds of its domains that have open tasks, and that no worker that is alive defines. There are none
+// if the store does not know the services.
+func (e *engine[Tx]) undefinedKinds(ctx context.Context) (kinds []string, err error) {
 	if provider.OperationsOf(e.db) == nil {
 		return nil, nil
 	}
@@ -93,7 +107,6 @@ func (e *engine[Tx]) undefined(ctx context.Context) (map[string]time.Time, error
 	if err != nil {
 		return nil, err
 	}
-	var kinds []string
 	for _, domain := range domains(e.names) {
 		stored, err := e.db.TaskKinds(ctx, domain)
 		if err != nil {
@@ -103,8 +116,14 @@ func (e *engine[Tx]) undefined(ctx context.Context) (map[string]time.Time, error
 			return slices.Contains(e.names, kind) || isDefined(workers, kind)
 		})...)
 	}
-	if len(kinds) == 0 {
-		return nil, nil
+	return kinds, nil
+}
+
+// undefined returns the undefinedKinds that have tasks that are due, and since when.
+func (e *engine[Tx]) undefined(ctx context.Context) (map[string]time.Time, error) {
+	kinds, err := e.undefinedKinds(ctx)
+	if err != nil || len(kinds) == 0 {
+		return nil, err
 	}
 	due := map[string]time.Time{}
 	for _, alone := range []bool{false, true} {

@@ -400,6 +400,27 @@ func TestAWorkerNamesKindsThatNobodyDefines(t *testing.T) {
 	})
 }
 
+// A worker that is deployed in place of a newer one is told at its start what it lacks, also timers that are not due.
+// Promise: T14.1
+func TestAWorkerWarnsAtItsStartOfWhatItLacks(t *testing.T) {
+	inWorld(t, func(w *world) {
+		known := call("orders/known", func(context.Context, run) error { return nil })
+		timer := call("orders/timer", func(context.Context, run) error { return nil })
+		gone := call("orders/gone", func(context.Context, run) error { return nil })
+		w.enqueue(timer.New("1", 1).Later(time.Hour), gone.New("2", 1).Later(time.Hour))
+		require.NoError(w, w.db.Report(w.Context(), provider.ServiceReport{ID: "b", Kind: "worker", Kinds: []string{"orders/gone"}, Clock: time.Now()}, time.Hour))
+		const warning = "there are tasks of kinds that no worker defines so far"
+		stop := w.start(w.worker(task.WorkerConfig{}, known, timer))
+		time.Sleep(time.Second)
+		require.NoError(w, stop())
+		require.NotContains(w, w.log.String(), warning)
+		w.start(w.worker(task.WorkerConfig{}, known))
+		time.Sleep(time.Hour)
+		require.Equal(w, 1, strings.Count(w.log.String(), warning))
+		require.Contains(w, w.log.String(), `lacks=[orders/timer]`)
+	})
+}
+
 // A worker reports what it defines.
 func TestAWorkerReportsItsKinds(t *testing.T) {
 	inWorld(t, func(w *world) {

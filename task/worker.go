@@ -223,7 +223,10 @@ func (e *engine[Tx]) run(ctx context.Context, running chan<- struct{}) (err erro
 	stop, interrupt := e.start(ctx)
 	defer stop()
 	var handlers, maintenance sync.WaitGroup
-	maintenance.Go(func() { e.maintain(ctx) })
+	maintenance.Go(func() {
+		e.reportLacking(ctx)
+		e.maintain(ctx)
+	})
 	maintenance.Go(func() {
 		presence.New(e.db, now, func(err error) { e.log.Warn("worker not reported", "class", errclass.Of(err)) },
 			e.reportSelf).Run(ctx)

@@ -182,11 +182,11 @@ func (h *Handler) services(ctx context.Context, _ *query, v viewer) (*view, erro
 		{Table: services}, programBlock(f), {Title: "Who waits for whom", Table: waits}, {Title: "Leases", Table: leases}}}, nil
 }
 
-// programBlock is the matrix of the living programs and what they can do for each projector.
+// programBlock is the matrix of the living programs and what they can do for each projector and domain of tasks.
 func programBlock(f *admin.Facts) block {
 	all := f.Programs()
-	t := &table{Label: "Programs", Head: []string{"Program", "Version"}, Empty: "No runner is alive."}
-	for _, name := range all.Projectors {
+	t := &table{Label: "Programs", Head: []string{"Program", "Version"}, Empty: "No runner or worker is alive."}
+	for _, name := range all.Columns {
 		t.Head = append(t.Head, show(name))
 	}
 	for _, p := range all.Rows {
@@ -200,5 +200,5 @@ func programBlock(f *admin.Facts) block {
 		}
 		t.Rows = append(t.Rows, row)
 	}
-	return block{Title: "Programs", Table: t, Note: "What the living runners can do for each projector, and what one lacks that another one has."}
+	return block{Title: "Programs", Table: t, Note: "What the living programs can do for each projector and for the tasks of each domain, and what one lacks that another one has."}
 }

@@ -49,7 +49,7 @@ func TestThePagesShowWhatProgramsCan(t *testing.T) {
 	require.Contains(t, message, "when a program runs that meets its needs")
 	require.Contains(t, w.get(at+"projector?name=ratings").body, "<dt>Versions of its programs</dt><dd>1</dd>")
 
-	require.Contains(t, w.get(fmt.Sprint(at, "act?id=", id)).body, "The request waits. No living runner has what its messages need.")
+	require.Contains(t, w.get(fmt.Sprint(at, "act?id=", id)).body, "The request waits. No living runner has what it needs.")
 	require.Contains(t, w.get(at).body, fmt.Sprintf("<code>kinora acts cancel %d ", id))
 
 	newer := provider.ServiceReport{ID: "2", Kind: "runner", Holder: "host/2", Process: "host/2", Version: "1.5", Clock: time.Now(), Can: []provider.Capability{
@@ -61,6 +61,14 @@ func TestThePagesShowWhatProgramsCan(t *testing.T) {
 	require.Contains(t, services, `<td class="bad">version 1, lacks `+need+`</td><td>-</td>`)
 	require.Regexp(t, `<td>host/2</td><td>1\.5</td><td class="bad">version 1, lacks handler ratings/rated of review\.rated[^<]*</td><td>version 3</td>`, services)
 	require.Contains(t, w.get(at+"projectors").body, `<td>host/2</td>`, "it has what the message needs")
+	for process, kinds := range map[string][]string{"host/2": {"orders/pay", "orders/ship"}, "host/3": {"orders/pay"}} {
+		require.NoError(t, w.db.Report(t.Context(), provider.ServiceReport{
+			ID: process + "w", Kind: "worker", Holder: process, Process: process, Version: "1.6", Clock: time.Now(), Kinds: kinds}, time.Hour))
+	}
+	services = w.get(w.serve(adminpage.Config{}, "") + "services").body
+	require.Contains(t, services, `<th scope="col">stock</th><th scope="col">tasks of orders</th>`)
+	require.Contains(t, services, `<td>version 3</td><td>all kinds</td>`)
+	require.Contains(t, services, `<td>host/3</td><td>1.6</td><td>-</td><td>-</td><td class="bad">lacks orders/ship</td>`)
 	newer.Can[0].Version = 2
 	require.NoError(t, w.db.Report(t.Context(), newer, time.Hour))
 	require.Contains(t, w.get(w.serve(adminpage.Config{}, "")+"projectors").body, "1 (&#43;1 of another version)")

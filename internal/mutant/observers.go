@@ -100,7 +100,7 @@ var observers = []Mutant{
 	{
 		Name:  "lack_unsaid",
 		What:  "a program that starts does not warn of what its read model has seen and it lacks",
-		Edits: []Edit{{File: "projector/runner.go", Old: "LacksOf(g.Seen); len(lacks) > 0 {", New: "LacksOf(g.Seen); len(lacks) < 0 {"}},
+		Edits: []Edit{{File: "projector/runner.go", Old: "} else if len(lacks) > 0 {\n\t\t\tr.cfg.Logger.Warn(\"the read model has what", New: "} else if len(lacks) < 0 {\n\t\t\tr.cfg.Logger.Warn(\"the read model has what"}},
 		Tests: []Test{{"./projector", "TestRunnerWarnsOfWhatItLacks"}},
 	},
 }

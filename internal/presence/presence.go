@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -37,6 +38,14 @@ type Presence struct {
 // a new one. If the store has no Operations, Run returns at once.
 func New(store any, clock func() time.Time, warn func(error), report func() provider.ServiceReport) *Presence {
 	return &Presence{store: provider.OperationsOf(store), id: uuid.NewString(), clock: clock, warn: warn, report: report}
+}
+
+// Version returns the version of the program's main module, which contains the revision; "" if the build does not have it.
+func Version() string {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		return info.Main.Version
+	}
+	return ""
 }
 
 // Process returns the host and the number of this process.
@@ -109,6 +118,6 @@ func (p *Presence) Run(ctx context.Context) {
 
 func (p *Presence) send(ctx context.Context, lease time.Duration) error {
 	r := p.report()
-	r.ID, r.Process, r.Clock = cmp.Or(r.ID, p.id), Process(), p.clock()
+	r.ID, r.Process, r.Version, r.Clock = cmp.Or(r.ID, p.id), Process(), cmp.Or(r.Version, Version()), p.clock()
 	return p.store.Report(ctx, r, lease)
 }

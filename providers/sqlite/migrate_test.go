@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"testing"
 
@@ -13,6 +14,7 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/sqlite"
@@ -60,6 +62,38 @@ func TestMigratorsAtOnce(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, db.Migrate(context.Background()), "a second migration changes nothing")
 	require.Equal(t, 2, count(t, db.SQL(), "kinora_outbox"))
+}
+
+// A migrator that waits for another writer says so, and ends by its context.
+func TestMigrateSaysThatItWaits(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "busy.db")
+	db, err := sqlite.Open(t.Context(), path, nil)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, db.Close()) }()
+	hung, err := db.SQL().BeginTx(t.Context(), nil) // as a migrator that hangs: writes are immediate
+	require.NoError(t, err)
+	defer func() { require.NoError(t, hung.Rollback()) }()
+	_, err = hung.ExecContext(t.Context(), `create table mine (n int) strict`)
+	require.NoError(t, err)
+	other, err := sqlite.Open(t.Context(), path, nil)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, other.Close()) }()
+	text, writer := make(chan string, 10), slog.Default()
+	defer slog.SetDefault(writer)
+	slog.SetDefault(slog.New(slog.NewTextHandler(lines(text), nil)))
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- other.Migrate(ctx) }()
+	require.Contains(t, patience.Receive(t, text, "a line of the log"), "the migration waits for the write lock of the file")
+	stop()
+	require.ErrorIs(t, patience.Receive(t, ended, "the migrator to end"), context.Canceled)
+}
+
+type lines chan string
+
+func (l lines) Write(line []byte) (int, error) {
+	l <- string(line)
+	return len(line), nil
 }
 
 func TestMigrateLeavesTheUsersTablesAlone(t *testing.T) {

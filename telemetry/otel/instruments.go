@@ -115,6 +115,10 @@ const (
 	attrKind      = "kinora.task.kind"
 	attrStep      = "kinora.task.step"
 	attrQuery     = "kinora.query"
+	attrNeeds     = "kinora.needs"
+	attrService   = "kinora.service.kind" // "relay", "runner" or "worker"
+	attrVersion   = "kinora.service.version"
+	attrModel     = "kinora.projector.version"
 )
 
 // classified returns the attribute of an error with a class, or none.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"regexp"
 	"slices"
@@ -437,13 +438,17 @@ func TestWatchShowsForHowLongMessagesNeedAProgram(t *testing.T) {
 		require.NoError(t, err)
 		stop, err := tel.Watch(db, p)
 		require.NoError(t, err)
-		age := func() float64 {
+		ages := func() map[string]float64 {
 			time.Sleep(time.Minute)
-			points := (&measured{reader: reader}).collect(t)["kinora.projector.needs.age"].Data.(metricdata.Gauge[float64]).DataPoints
-			require.Len(t, points, 1)
-			return points[0].Value
+			found := map[string]float64{}
+			for _, p := range (&measured{reader: reader}).collect(t)["kinora.projector.needs.age"].Data.(metricdata.Gauge[float64]).DataPoints {
+				needs, _ := p.Attributes.Value("kinora.needs")
+				found[needs.AsString()] = math.Round(p.Value)
+			}
+			return found
 		}
-		require.Zero(t, age())
+		want := map[string]float64{"": 0}
+		require.Equal(t, want, ages())
 		for i, class := range []provider.Class{provider.ClassPermanent, provider.ClassUnable, provider.ClassUnable} {
 			id := fmt.Sprint("m-", i)
 			lane, parked := provider.LaneOfKey(id), provider.Parked{MessageID: id, Key: id, Class: class}
@@ -455,8 +460,57 @@ func TestWatchShowsForHowLongMessagesNeedAProgram(t *testing.T) {
 			require.NoError(t, db.Do(t.Context(), u, func(context.Context, *memory.Model, provider.Found) (provider.Closing, error) {
 				return provider.Closing{Park: []provider.Aside{{Parked: parked, After: after}}}, nil
 			}))
-			require.InDelta(t, 60*float64(i), age(), 0.5, class.String())
+			if needs := parked.Needs; needs != "" {
+				delete(want, "")
+				for one := range want {
+					want[one] += 60
+				}
+				want[needs] = 60
+			}
+			require.Equal(t, want, ages(), class.String())
 		}
+		require.NoError(t, stop())
+	})
+}
+
+// Each service counts for what it works for, in its version, while it is alive.
+func TestWatchShowsWhichServicesAreAlive(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, err := memory.New(nil)
+		require.NoError(t, err)
+		can := func(version int) []provider.Capability {
+			return []provider.Capability{{Projector: "ratings", Version: version}}
+		}
+		for i, r := range []provider.ServiceReport{
+			{Kind: "relay", Version: "v1"}, {Kind: "worker", Version: "v1", Kinds: []string{"orders/pay"}},
+			{Kind: "runner", Version: "v1", Can: can(1)}, {Kind: "runner", Version: "v1", Can: can(1)}, {Kind: "runner", Version: "v2", Can: can(2)},
+		} {
+			r.ID, r.Holder, r.Process, r.Clock = fmt.Sprint(i), fmt.Sprint(i), "host/1", time.Now()
+			require.NoError(t, db.Report(t.Context(), r, time.Minute))
+		}
+		reader := metric.NewManualReader()
+		tel, err := otel.New(otel.Config{MeterProvider: metric.NewMeterProvider(metric.WithReader(reader)), Every: time.Second})
+		require.NoError(t, err)
+		stop, err := tel.Watch(db)
+		require.NoError(t, err)
+		alive := func() map[string]int64 {
+			found := map[string]int64{}
+			if g, ok := (&measured{reader: reader}).collect(t)["kinora.services"].Data.(metricdata.Gauge[int64]); ok {
+				for _, p := range g.DataPoints {
+					found[p.Attributes.Encoded(attribute.DefaultEncoder())] = p.Value
+				}
+			}
+			return found
+		}
+		require.Equal(t, map[string]int64{
+			"kinora.service.kind=relay,kinora.service.version=v1":                                                      1,
+			"kinora.service.kind=worker,kinora.service.version=v1,kinora.task.kind=orders/pay":                         1,
+			"kinora.projector=ratings,kinora.projector.version=1,kinora.service.kind=runner,kinora.service.version=v1": 2,
+			"kinora.projector=ratings,kinora.projector.version=2,kinora.service.kind=runner,kinora.service.version=v2": 1,
+		}, alive())
+		time.Sleep(2 * time.Minute)
+		require.Empty(t, alive())
 		require.NoError(t, stop())
 	})
 }

@@ -180,6 +180,11 @@ func run(t *testing.T, until func(m *measured) bool) *measured {
 		}
 		return nil
 	}))
+	newer, err := types.Encode(ctx, posted{}) // of a schema version that no program knows
+	require.NoError(t, err)
+	newer[0].Schema = 9
+	_, err = db.Append(ctx, "review-newer", eventstore.Any, newer)
+	require.NoError(t, err)
 	patience.NoError(t, func() error {
 		if !until(m) {
 			return errors.New(m.lacks)

@@ -49,6 +49,7 @@ func (t *Telemetry) Watch(store projector.State, projectors ...kinora.Projector)
 		{&w.parked, "kinora.projector.parked", "{message}", "Messages that wait or are stuck"},
 		{&w.entries, "kinora.outbox.entries", "{entry}", "Entries that are not published, by status"},
 		{&w.tasks, "kinora.task.tasks", "{task}", "Tasks that have not ended well, by status"},
+		{&w.services, "kinora.services", "{service}", "Services that are alive, by what they work for"},
 	} {
 		*g.to, err = meter.Int64ObservableGauge(g.name, metric.WithUnit(g.unit), metric.WithDescription(g.text))
 		all, errs = append(all, *g.to), append(errs, err)
@@ -58,7 +59,7 @@ func (t *Telemetry) Watch(store projector.State, projectors ...kinora.Projector)
 		name, text string
 	}{
 		{&w.lagTime, "kinora.projector.lag.time", "Age of the oldest event that a projector has neither applied nor parked"},
-		{&w.needs, "kinora.projector.needs.age", "Age of the oldest message that waits for a program that meets its needs"},
+		{&w.needs, "kinora.projector.needs.age", "Age of the oldest message that waits for a program that meets its needs, by these; without them, 0"},
 		{&w.oldest, "kinora.outbox.oldest.age", "Age of the oldest entry that is not published"},
 		{&w.held, "kinora.log.held.age", "Age of the oldest open append that readers of the log wait for"},
 	} {
@@ -81,8 +82,8 @@ type watch struct {
 	store      projector.State
 	projectors []kinora.Projector
 
-	lagEvents, parked, entries, tasks metric.Int64ObservableGauge
-	lagTime, needs, oldest, held      metric.Float64ObservableGauge
+	lagEvents, parked, entries, tasks, services metric.Int64ObservableGauge
+	lagTime, needs, oldest, held                metric.Float64ObservableGauge
 
 	mu      sync.Mutex
 	queried time.Time // when the last queries ended
@@ -138,6 +139,7 @@ func (w *watch) facts(ctx context.Context, store admin.Store) {
 	for _, p := range w.projectors {
 		w.projector(f, p.Name())
 	}
+	w.programs(f)
 	entries, tasks := map[outbox.Status]int64{}, map[provider.TaskStatus]int64{}
 	var oldest time.Time
 	for _, c := range f.Outbox {
@@ -172,7 +174,11 @@ func (w *watch) facts(ctx context.Context, store admin.Store) {
 // projector sets the gauges of the live generation of a projector.
 func (w *watch) projector(f *admin.Facts, name string) {
 	var parked int64
-	needs := 0.0
+	in := attribute.String(attrProjector, name)
+	age := func(needs float64, of ...attribute.KeyValue) {
+		w.values = append(w.values, func(o metric.Observer) { o.ObserveFloat64(w.needs, needs, metric.WithAttributes(append(of, in)...)) })
+	}
+	none := true
 	for _, is := range f.Projectors {
 		if is.Name != name || is.State != "live" {
 			continue
@@ -183,13 +189,40 @@ func (w *watch) projector(f *admin.Facts, name string) {
 		}
 		for _, n := range f.Needs {
 			if n.Projector == name && n.Number() == is.Generation {
-				needs = max(needs, f.At.Sub(n.Since).Seconds())
+				none = false
+				age(f.At.Sub(n.Since).Seconds(), attribute.String(attrNeeds, admin.NeedsText(n.Needs)))
 			}
 		}
 	}
-	in := attribute.String(attrProjector, name)
 	w.gauge(w.parked, parked, in)
-	w.values = append(w.values, func(o metric.Observer) { o.ObserveFloat64(w.needs, needs, metric.WithAttributes(in)) })
+	if none {
+		age(0)
+	}
+}
+
+// programs sets the gauge of the services that are alive.
+func (w *watch) programs(f *admin.Facts) {
+	alive := map[attribute.Set]int64{}
+	for _, s := range f.Services {
+		if !s.ExpiresAt.After(f.At) {
+			continue
+		}
+		count := func(of ...attribute.KeyValue) {
+			alive[attribute.NewSet(append(of, attribute.String(attrService, s.Kind), attribute.String(attrVersion, s.Version))...)]++
+		}
+		for _, c := range s.Can {
+			count(attribute.String(attrProjector, c.Projector), attribute.Int(attrModel, c.Version))
+		}
+		for _, kind := range s.Kinds {
+			count(attribute.String(attrKind, kind))
+		}
+		if len(s.Can)+len(s.Kinds) == 0 {
+			count()
+		}
+	}
+	for of, n := range alive {
+		w.gauge(w.services, n, of.ToSlice()...)
+	}
 }
 
 // lag sets the gauges of a projector's lag.
@@ -210,8 +243,8 @@ var open = slices.DeleteFunc(provider.EntryStatuses(), func(s outbox.Status) boo
 // unended are the statuses of tasks that have not ended well.
 var unended = slices.DeleteFunc(provider.TaskStatuses(), provider.TaskStatus.Final)
 
-func (w *watch) gauge(to metric.Int64ObservableGauge, n int64, of attribute.KeyValue) {
-	in := metric.WithAttributes(of)
+func (w *watch) gauge(to metric.Int64ObservableGauge, n int64, of ...attribute.KeyValue) {
+	in := metric.WithAttributes(of...)
 	w.values = append(w.values, func(o metric.Observer) { o.ObserveInt64(to, n, in) })
 }
 

@@ -33,7 +33,7 @@ func TestWhatMessagesNeedIsShown(t *testing.T) {
 	require.Contains(t, w.ok("parked", "ls", "--class", "permanent"), "none")
 	require.Contains(t, w.ok("parked", "show", "1"), need)
 	try := []string{"parked", "dry-run", "--projector", "ratings", "--all", "--reason", "look", "--wait", "100ms"}
-	require.Contains(t, w.fails(1, try...), "waits: No living runner has what its messages need.")
+	require.Contains(t, w.fails(1, try...), "waits: No living runner has what it needs.")
 	require.Contains(t, w.fails(1, "parked", "replay", "--seq", "1", "--reason", "r"), "lists them, and what they need")
 
 	ops, err := admin.New(w.db)

@@ -67,7 +67,7 @@ func printStatus(w io.Writer, f *admin.Facts) {
 	}
 	if all := f.Programs(); all.Differ {
 		_, _ = fmt.Fprintln(w, "\nPROGRAMS")
-		table(w, strings.Join(append([]string{"process", "version"}, each(all.Projectors, printable)...), " | "), all.Rows, func(p admin.Program) []string {
+		table(w, strings.Join(append([]string{"process", "version"}, each(all.Columns, printable)...), " | "), all.Rows, func(p admin.Program) []string {
 			row := []string{p.Process, p.Version}
 			for _, can := range p.Can {
 				row = append(row, can.String())

@@ -274,26 +274,28 @@ func (m *Maker) WhileVerifying(ctx context.Context, fn func(context.Context) err
 // Lacks returns ErrGeneration if the live generation has what the program does not: handlers that it has not removed, or events
 // of a schema version that it cannot read. Their effects would be missing in a read model that it builds.
 func (m *Maker) Lacks(ctx context.Context, live *generation.Row) error {
-	ctx, cancel := m.Host.Limited(ctx)
-	defer cancel()
-	c, err := m.Host.Store.Checkpoint(ctx, live.Build)
-	if err != nil {
+	seen := maps.Clone(live.Seen)
+	maps.DeleteFunc(seen, func(eventType string, _ []int) bool { return m.Projector.Types.Newest(eventType) == 0 })
+	lacks, err := m.LacksOf(ctx, live.Build, seen)
+	if err != nil || len(lacks) == 0 {
 		return err
 	}
-	p := m.Projector
-	seen := maps.Clone(live.Seen)
-	maps.DeleteFunc(seen, func(eventType string, _ []int) bool { return p.Types.Newest(eventType) == 0 })
-	lacks := p.LacksOf(seen)
-	for eventType, lacking := range follow.HandlersOf(p).Lacking(c.Handlers) {
-		for _, b := range lacking {
-			lacks = append(lacks, provider.NeedHandler(b.Handler, eventType))
+	return fmt.Errorf("%w: this program lacks what the live read model has: %s", model.ErrGeneration, strings.Join(lacks, ", "))
+}
+
+// LacksOf returns which handlers of a generation, and which schema versions that it has seen, the program lacks: needs, sorted.
+func (m *Maker) LacksOf(ctx context.Context, b provider.Build, seen map[string][]int) ([]string, error) {
+	ctx, cancel := m.Host.Limited(ctx)
+	defer cancel()
+	c, err := m.Host.Store.Checkpoint(ctx, b)
+	lacks := m.Projector.LacksOf(seen)
+	for eventType, lacking := range follow.HandlersOf(m.Projector).Lacking(c.Handlers) {
+		for _, one := range lacking {
+			lacks = append(lacks, provider.NeedHandler(one.Handler, eventType))
 		}
 	}
-	if len(lacks) == 0 {
-		return nil
-	}
 	slices.Sort(lacks)
-	return fmt.Errorf("%w: this program lacks what the live read model has: %s", model.ErrGeneration, strings.Join(lacks, ", "))
+	return lacks, err
 }
 
 // BeginScratch creates the tables of a verification.
