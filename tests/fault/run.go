@@ -51,6 +51,7 @@ type run struct {
 	span   time.Duration // time to inject faults in the present call of prove's work
 	work   float64       // the work done, in multiples of the planned work
 	needs  []string      // kinds that must be injected
+	needy  bool          // messages stay parked that no program can apply
 	gauges map[string]func() int
 	// control counts the items of the control that are wrong, and those that the fault doubled.
 	control func() (wrong, byFault int)
@@ -348,7 +349,7 @@ from (
 	from kinora.holds h, lateral (
 		select code, attempts from kinora.parked p
 		where p.projector = h.projector and p.lane = h.lane and p.state in ('waiting', 'stuck') order by id limit 1) f
-	where h.due_at < 'infinity') h`
+	where h.due_at < case when $1 then timestamptz '9999-12-30' else 'infinity' end) h`
 
 // firstLane describes the first lane that is due for a retry.
 func (r *run) firstLane() (text string) {
@@ -374,7 +375,7 @@ func (r *run) backlog() (rest string, putOff int, err error) {
 	var events, entries, due int
 	ctx, cancel := context.WithTimeout(r.suite.ctx, 10*time.Second)
 	defer cancel()
-	if err = r.pool.QueryRow(ctx, backlogSQL).Scan(&events, &entries, &due, &putOff); err != nil {
+	if err = r.pool.QueryRow(ctx, backlogSQL, r.needy).Scan(&events, &entries, &due, &putOff); err != nil {
 		return "", 0, err
 	}
 	messages, idle := r.broker.idle()
