@@ -103,4 +103,16 @@ var observers = []Mutant{
 		Edits: []Edit{{File: "projector/runner.go", Old: "} else if len(lacks) > 0 {\n\t\t\tr.cfg.Logger.Warn(\"the read model has what", New: "} else if len(lacks) < 0 {\n\t\t\tr.cfg.Logger.Warn(\"the read model has what"}},
 		Tests: []Test{{"./projector", "TestRunnerWarnsOfWhatItLacks"}},
 	},
+	{
+		Name:  "worker_lack_unsaid",
+		What:  "a worker that starts does not warn of kinds of open tasks that no worker defines",
+		Edits: []Edit{{File: "task/maintain.go", Old: "if len(kinds) > 0 {", New: "if len(kinds) < 0 {"}},
+		Tests: []Test{{"./task", "TestAWorkerWarnsAtItsStartOfWhatItLacks"}},
+	},
+	{
+		Name:  "request_lack_unsaid",
+		What:  "the doctor does not see that no runner has what a verification needs",
+		Edits: []Edit{{File: "admin/requests.go", Old: "case a.Verb == provider.VerbVerify:\n\t\t\treturn p.lackedBy(c), true", New: "case a.Verb == provider.VerbVerify:\n\t\t\treturn nil, true"}},
+		Tests: []Test{{"./admin", "TestDoctorSaysWhatRequestsWaitFor"}},
+	},
 }
