@@ -81,8 +81,9 @@ func (f *Facts) answering(a provider.Act) (Projector, lacking) {
 // versions of events whose types the program knows.
 func (p *Projector) lackedBy(c *provider.Capability) (lacks []string) {
 	for _, b := range p.handlers {
-		if need := provider.NeedHandler(b.Handler, b.Type); !c.Meets(need) {
-			lacks = append(lacks, need)
+		has := func(name string) bool { return c.Meets(provider.NeedHandler(name, b.Type)) }
+		if !has(b.Handler) && !slices.ContainsFunc(b.Was, has) {
+			lacks = append(lacks, provider.NeedHandler(b.Handler, b.Type))
 		}
 	}
 	for eventType, schemas := range p.seen {
@@ -95,9 +96,12 @@ func (p *Projector) lackedBy(c *provider.Capability) (lacks []string) {
 	return lacks
 }
 
-// lackedForRebuild is lackedBy for a program that may take up a requested rebuild. One of a newer version replaces the handlers.
+// lackedForRebuild is lackedBy for a program that may take up a requested rebuild: of the newest version that feeds the live
+// generation, or of a newer one, which replaces the handlers.
 func (p *Projector) lackedForRebuild(c *provider.Capability) (lacks []string, counts bool) {
 	switch {
+	case p.Versions != nil && c.Version < p.Versions[1]:
+		return nil, false
 	case p.feeds(c):
 		return p.lackedBy(c), true
 	case c.Version > p.Versions[1]:

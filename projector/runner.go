@@ -355,6 +355,9 @@ func (r *Runner) reportRenamed(ctx context.Context) {
 func (r *Runner) reportLacking(ctx context.Context) {
 	for _, f := range r.all.Feeders {
 		g := f.Current()
+		if g.Generation == 0 { // it feeds none
+			continue
+		}
 		lacks, err := f.Maker.LacksOf(ctx, g.Build, g.Seen)
 		if err != nil {
 			r.host.Report(slog.LevelWarn, "what the program lacks is not known", err, "projector", f.Projector.Name)
