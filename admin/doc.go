@@ -3,7 +3,7 @@
 //
 //	ops, err := admin.New(db)
 //	facts, err := ops.Facts(ctx)
-//	findings, err := ops.Doctor(ctx, provider.DiagnosisLimits{})
+//	d, err := ops.Doctor(ctx, provider.DiagnosisLimits{})
 //	n, err := ops.Replay(ctx, projector.ParkedFilter{Key: "review-42-ann"}, projector.Decision{By: "ann", Reason: "fixed in 1.4"})
 //
 // Facts changes nothing, and its cost does not depend on how much is stored: numbers above the limit of

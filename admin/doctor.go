@@ -17,50 +17,111 @@ import (
 	"github.com/kinora-go/kinora/task"
 )
 
-// Doctor returns what is wrong, the most urgent first, and changes nothing. If a projector lags, it looks twice,
-// limits.Watch apart. A finding with Blocks, such as a database that is not migrated, leaves other checks out. What
-// concerns a part that is Missing is not checked: without operations, only entries, parked messages and lags are.
-func (a *Admin) Doctor(ctx context.Context, limits provider.DiagnosisLimits) ([]provider.Finding, error) {
-	found, err := a.doctor(ctx, limits.WithDefaults())
+// Doctor returns what is wrong, the most urgent first, and what it could not check. It changes nothing. If a projector lags,
+// it looks twice, limits.Watch apart; if an append of another role is open, limits.OpenTransaction apart. A finding with Blocks,
+// such as a database that is not migrated, leaves other checks out.
+func (a *Admin) Doctor(ctx context.Context, limits provider.DiagnosisLimits) (provider.Diagnosis, error) {
+	d, err := a.doctor(ctx, limits.WithDefaults())
 	if err != nil {
-		return nil, fmt.Errorf("doctor: %w", err)
+		return provider.Diagnosis{}, fmt.Errorf("doctor: %w", err)
 	}
-	slices.SortStableFunc(found, func(a, b provider.Finding) int { return cmp.Compare(a.Check, b.Check) })
-	return found, nil
+	slices.SortStableFunc(d.Findings, func(a, b provider.Finding) int { return cmp.Compare(a.Check, b.Check) })
+	return d, nil
 }
 
-func (a *Admin) doctor(ctx context.Context, l provider.DiagnosisLimits) (found []provider.Finding, err error) {
-	if d, ok := a.store.(provider.Diagnoser); ok {
-		if found, err = d.Diagnose(ctx, l); err != nil {
-			return nil, err
+func (a *Admin) doctor(ctx context.Context, l provider.DiagnosisLimits) (d provider.Diagnosis, err error) {
+	if store, ok := a.store.(provider.Diagnoser); ok {
+		if d, err = store.Diagnose(ctx, l); err != nil {
+			return d, err
 		}
 	}
-	if !slices.ContainsFunc(found, func(f provider.Finding) bool { return f.Blocks || f.Check == provider.FindingSchema }) {
+	if !d.Blocks() && !slices.ContainsFunc(d.Findings, func(f provider.Finding) bool { return f.Check == provider.FindingSchema }) {
 		schema, err := a.findSchema(ctx)
 		if err != nil {
-			return nil, err
+			return d, err
 		}
-		found = append(found, schema...)
+		d.Findings = append(d.Findings, schema...)
 	}
-	if slices.ContainsFunc(found, func(f provider.Finding) bool { return f.Blocks }) {
-		return found, nil
+	if d.Blocks() {
+		d.Unchecked = append(d.Unchecked, provider.Unchecked{What: "everything else", Why: "it cannot be checked before that is repaired"})
+		return d, nil
 	}
-	f, err := a.facts(ctx)
+	first, err := a.facts(ctx)
 	if err != nil {
-		return nil, err
+		return d, err
 	}
-	found = slices.Concat(found, f.findWaits(l), f.findGone(l), f.findPaused(), f.findParked(), f.findNeeds(), f.findRequests(), f.findClocks(l), f.findAbandoned())
-	if len(f.lagging(l)) == 0 {
-		return found, nil
+	f, watch := first, time.Duration(0)
+	if len(first.lagging(l)) > 0 {
+		watch = l.Watch
 	}
-	if pauses.Wait(ctx, l.Watch, nil); ctx.Err() != nil {
-		return nil, ctx.Err()
+	if first.hidesAppends() {
+		watch = max(watch, l.OpenTransaction)
 	}
-	later, err := a.facts(ctx)
-	if err != nil {
-		return nil, err
+	if watch > 0 {
+		if pauses.Wait(ctx, watch, nil); ctx.Err() != nil {
+			return d, ctx.Err()
+		}
+		if f, err = a.facts(ctx); err != nil {
+			return d, err
+		}
 	}
-	return append(found, f.findLags(later, l)...), nil
+	waits := f.findWaits(first, l)
+	d.Findings = slices.DeleteFunc(d.Findings, func(s provider.Finding) bool { return s.Check == provider.FindingSnapshot && f.follows(s.Cause, waits) })
+	d.Findings = slices.Concat(d.Findings, waits, f.findGone(l), f.findPaused(), f.findParked(), f.findNeeds(), f.findRequests(),
+		first.findLags(f, l), f.findClocks(l), f.findAbandoned())
+	d.Unchecked = append(d.Unchecked, f.unchecked()...)
+	return d, nil
+}
+
+// follows reports whether a session waits, or others wait for it as found: it keeps dead rows for that reason.
+func (f *Facts) follows(session string, waits []provider.Finding) bool {
+	return slices.ContainsFunc(waits, func(w provider.Finding) bool { return w.Cause == session }) ||
+		slices.ContainsFunc(f.Waits, func(w provider.Wait) bool { return w.Waiter.Name == session && session != "" })
+}
+
+// unchecked returns what the facts do not have.
+func (f *Facts) unchecked() (all []provider.Unchecked) {
+	for _, part := range f.Missing {
+		all = append(all, provider.Unchecked{What: lackingPart[part], Why: "the store keeps no " + part})
+	}
+	var otherLog []string
+	for _, p := range f.Projectors {
+		if p.OtherLog && p.State == "live" {
+			otherLog = append(otherLog, p.Name)
+		}
+	}
+	if len(otherLog) > 0 {
+		all = append(all, provider.Unchecked{
+			What: "the lag of " + strings.Join(otherLog, ", "), Why: "they read the log of another database",
+			Remedy: []string{"run the doctor with --db of that log"},
+		})
+	}
+	if n := len(f.Projectors); n > listed {
+		all = append(all, provider.Unchecked{What: fmt.Sprintf("the lag of %d of %d generations of projectors", n-listed, n), Why: fmt.Sprintf("at most %d are looked at", listed)})
+	}
+	if len(f.Services) >= provider.MaxServices {
+		all = append(all, provider.Unchecked{What: "further services", Why: fmt.Sprintf("at most %d are read", provider.MaxServices)})
+	}
+	return all
+}
+
+// lackingPart says what a part of a store is for, by its name in Facts.Missing.
+var lackingPart = map[string]string{
+	"projectors": "lags and parked messages", "tasks": "tasks",
+	"operations": "which services run, what is paused and requested, and clocks",
+}
+
+// hidesAppends reports whether appends of sessions are open whose begin this role may not see.
+func (f *Facts) hidesAppends() bool {
+	return slices.ContainsFunc(f.Waits, func(w provider.Wait) bool { return w.What == "append" && w.Blocker.Since.IsZero() })
+}
+
+// since returns when the blocker began. If that is hidden, it is when an earlier look saw the same transaction.
+func (f *Facts) since(b provider.Backend) time.Time {
+	if b.Since.IsZero() && slices.ContainsFunc(f.Waits, func(w provider.Wait) bool { return w.Blocker.Transaction == b.Transaction && b.Transaction != "" }) {
+		return f.At
+	}
+	return b.Since
 }
 
 func (a *Admin) findSchema(ctx context.Context) ([]provider.Finding, error) {
@@ -127,10 +188,15 @@ func number(n provider.Count) string {
 	return fmt.Sprint(n.N)
 }
 
-func (f *Facts) findWaits(l provider.DiagnosisLimits) (found []provider.Finding) {
+// findWaits finds transactions that others wait for, but not those that wait themselves. first is an earlier look.
+func (f *Facts) findWaits(first *Facts, l provider.DiagnosisLimits) (found []provider.Finding) {
 	seen := map[string]int{} // the finding of a blocker
 	for _, w := range f.Waits {
 		b := w.Blocker
+		if slices.ContainsFunc(f.Waits, func(o provider.Wait) bool { return o.Waiter.Name == b.Name }) {
+			continue
+		}
+		b.Since = first.since(b)
 		since := b.Since
 		if w.What == "lock" {
 			since = w.Waiter.Since
@@ -143,9 +209,9 @@ func (f *Facts) findWaits(l provider.DiagnosisLimits) (found []provider.Finding)
 			i = len(found)
 			seen[b.Name] = i
 			found = append(found, provider.Finding{
-				Check: provider.FindingWait, Title: "Others wait for an open transaction: " + b.Name,
+				Check: provider.FindingWait, Title: "Others wait for an open transaction: " + b.Name, Cause: b.Name,
 				Meaning: "Until it ends, sessions that need its locks wait.",
-				Facts:   facts("application", b.Application, "user", b.User, "state", b.State, "open for", f.ago(b.Since)),
+				Facts:   facts("application", b.Application, "user", b.User, "state", b.State, "open for", atLeast(w.Blocker.Since.IsZero())+f.ago(b.Since)),
 				Remedy:  []string{b.End}, Private: facts("query", b.Query),
 			})
 		}
@@ -157,6 +223,13 @@ func (f *Facts) findWaits(l provider.DiagnosisLimits) (found []provider.Finding)
 		found[i].Private = append(found[i].Private, facts("waiting query", w.Waiter.Query)...)
 	}
 	return found
+}
+
+func atLeast(is bool) string {
+	if is {
+		return "at least "
+	}
+	return ""
 }
 
 // alive returns the number of services of a kind that report.

@@ -38,7 +38,7 @@ func TestAForgottenProjectorIsNoFinding(t *testing.T) {
 	require.Equal(t, provider.Count{N: 2}, f.Parked)
 	_, err = w.ops.Forget(t.Context(), "prices", projector.ForgetOptions{}, by)
 	require.NoError(t, err)
-	found, err := w.ops.Doctor(t.Context(), soon)
+	found, err := findings(w.ops.Doctor(t.Context(), soon))
 	require.NoError(t, err)
 	require.NotContains(t, fmt.Sprint(titles(found)), "prices")
 	require.Equal(t, []admin.Projector{{Name: "prices", Generation: 1, State: "forgotten"}}, w.facts().Projectors)

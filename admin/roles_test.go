@@ -2,13 +2,18 @@ package admin_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/kinora-go/kinora/admin"
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/patience"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
@@ -57,7 +62,7 @@ func TestTheRolesOfPersons(t *testing.T) {
 
 	w.exec(`do $$ begin create role kinora_test_nobody; exception when duplicate_object or unique_violation then null; end $$`)
 	for role, unread := range map[string]string{"kinora_test_nobody": "every table", "kinora_appender": "parked"} {
-		found, err := adminOf(t, w.as(role)).Doctor(t.Context(), provider.DiagnosisLimits{})
+		found, err := findings(adminOf(t, w.as(role)).Doctor(t.Context(), provider.DiagnosisLimits{}))
 		require.NoError(t, err)
 		require.Len(t, found, 1)
 		require.Equal(t, provider.FindingRights, found[0].Check)
@@ -70,7 +75,7 @@ func TestTheRolesOfPersons(t *testing.T) {
 		ops := adminOf(t, db)
 		_, err := ops.Facts(t.Context())
 		require.NoError(t, err, role)
-		found, err := ops.Doctor(t.Context(), provider.DiagnosisLimits{})
+		found, err := findings(ops.Doctor(t.Context(), provider.DiagnosisLimits{}))
 		require.NoError(t, err, role)
 		for _, f := range found {
 			require.NotContains(t, f.Title, role)
@@ -107,4 +112,103 @@ func TestTheRolesOfPersons(t *testing.T) {
 			require.ErrorContains(t, err, "permission denied", "%s: %s", role, sql)
 		}
 	}
+}
+
+// A role that may not see the sessions of others still finds an append that stays open, and says what it cannot know.
+// Promise: O3.2
+func TestDoctorSaysWhatItMayNotSee(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, script := range []func(string) (string, error){postgres.RolesSQL, postgres.GrantsSQL} {
+		sql, err := script("kinora")
+		require.NoError(t, err)
+		w.exec(sql)
+	}
+	for role, also := range map[string]string{"kinora_test_looker": "", "kinora_test_seer": ", pg_monitor"} {
+		w.exec(`do $$ begin create role ` + role + `; exception when duplicate_object or unique_violation then null; end $$`)
+		w.exec(`grant kinora_reader` + also + ` to ` + role)
+	}
+	looker, seer := adminOf(t, w.as("kinora_test_looker")), adminOf(t, w.as("kinora_test_seer"))
+	tx, err := w.db.Pool().Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = w.db.InTx(tx).Append(t.Context(), "product-cup", eventstore.Any, drafts(t, 2))
+	require.NoError(t, err)
+
+	for _, c := range []struct {
+		ops      *admin.Admin
+		openFor  string
+		unchecks int
+	}{{looker, "^at least [0-9]", 1}, {seer, "^[0-9]", 0}} {
+		var d provider.Diagnosis
+		w.eventually(func() (err error) {
+			d, err = c.ops.Doctor(t.Context(), soon)
+			require.NoError(t, err)
+			if len(d.Findings) == 0 {
+				return errors.New("nothing is found")
+			}
+			return nil
+		})
+		require.Len(t, d.Findings, 1, titles(d.Findings))
+		require.Contains(t, d.Findings[0].Title, "Others wait for an open transaction: pid ")
+		require.Regexp(t, c.openFor, value(d.Findings[0], "open for"))
+		require.Contains(t, d.Findings[0].Remedy[0], "pg_terminate_backend")
+		require.Len(t, d.Unchecked, c.unchecks, "%+v", d.Unchecked)
+		if c.unchecks > 0 {
+			require.Contains(t, d.Unchecked[0].Why, "the role kinora_test_looker may not see")
+			require.Equal(t, []string{`grant pg_monitor to "kinora_test_looker";`}, d.Unchecked[0].Remedy)
+		}
+	}
+	require.NoError(t, tx.Rollback(t.Context()))
+	w.eventually(func() error {
+		d, err := looker.Doctor(t.Context(), soon)
+		require.NoError(t, err)
+		if len(d.Findings) > 0 {
+			return fmt.Errorf("%v", titles(d.Findings))
+		}
+		require.Len(t, d.Unchecked, 1)
+		return nil
+	})
+}
+
+// Others wait for a session that waits itself for another one: only that one is named.
+// Promise: O3.2
+func TestDoctorNamesTheRootBlocker(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`create table mine (n int); create table yours (n int)`)
+	begin := func(name, table string) pgx.Tx {
+		tx, err := w.db.Pool().Begin(t.Context())
+		require.NoError(t, err)
+		_, err = tx.Exec(t.Context(), `set local application_name = '`+name+`'; lock table `+table)
+		require.NoError(t, err)
+		return tx
+	}
+	root, middle := begin("root", "mine"), begin("middle", "yours")
+	ended := make(chan error, 2)
+	defer func() {
+		require.NoError(t, root.Rollback(context.WithoutCancel(t.Context())))
+		for range cap(ended) {
+			require.NoError(t, patience.Receive(t, ended, "the end of a session that waits"))
+		}
+	}()
+	go func() {
+		_, err := middle.Exec(t.Context(), `lock table mine`)
+		ended <- errors.Join(err, middle.Rollback(context.WithoutCancel(t.Context())))
+	}()
+	go func() {
+		_, err := w.db.Pool().Exec(t.Context(), `select from yours`)
+		ended <- err
+	}()
+	w.eventually(func() error {
+		if all := w.facts().Waits; len(all) != 2 {
+			return fmt.Errorf("%+v", all)
+		}
+		return nil
+	})
+	f := w.finds(soon, provider.FindingWait, "Others wait for an open transaction")
+	all, err := findings(w.ops.Doctor(t.Context(), soon))
+	require.NoError(t, err)
+	require.Len(t, all, 1, titles(all))
+	require.Equal(t, "root", value(f, "application"))
 }

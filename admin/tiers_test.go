@@ -92,7 +92,7 @@ func TestAStoreOfEachTier(t *testing.T) {
 			}
 		}
 		require.Equal(t, c.names, names)
-		found, err := ops.Doctor(t.Context(), provider.DiagnosisLimits{})
+		found, err := findings(ops.Doctor(t.Context(), provider.DiagnosisLimits{}))
 		require.NoError(t, err)
 		require.Len(t, found, c.findings, titles(found))
 		require.Equal(t, "Entries of the outbox are abandoned", found[len(found)-1].Title)

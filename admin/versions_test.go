@@ -66,7 +66,7 @@ func applied(n int) func(admin.Projector) bool {
 func (w *world) unfound(title string) {
 	w.Helper()
 	w.eventually(func() error {
-		all, err := w.ops.Doctor(w.Context(), soon)
+		all, err := findings(w.ops.Doctor(w.Context(), soon))
 		require.NoError(w, err)
 		if strings.Contains(fmt.Sprint(titles(all)), title) {
 			return fmt.Errorf("still finds %v", titles(all))
@@ -111,7 +111,7 @@ func TestDoctorSaysWhichGenerationLacksMessages(t *testing.T) {
 	w.finds(soon, provider.FindingParked, "Messages of generation 1 of the projector stock, which is not live, wait for a program")
 	w.eventually(func() error { // without a runner, the generation is only kept
 		stopOld()
-		found, err := w.ops.Doctor(t.Context(), soon)
+		found, err := findings(w.ops.Doctor(t.Context(), soon))
 		require.NoError(t, err)
 		if all := fmt.Sprint(titles(found)); strings.Count(all, "wait for a program") != 1 {
 			return fmt.Errorf("%s", all)
@@ -167,7 +167,7 @@ func TestDoctorNamesWhatNobodyHas(t *testing.T) {
 	require.Contains(t, value(f, "needs"), "event product.priced 2, for ")
 	require.Contains(t, value(f, "needs"), "(since ")
 	require.Equal(t, []string{"start a runner of stock in version 1 that has it", "kinora parked ls --projector stock --generation 1 --class unable"}, f.Remedy)
-	all, err := w.ops.Doctor(t.Context(), soon)
+	all, err := findings(w.ops.Doctor(t.Context(), soon))
 	require.NoError(t, err)
 	require.Equal(t, 1, strings.Count(fmt.Sprint(titles(all)), "projector stock"), "once, and they are not stuck: %v", titles(all))
 
@@ -264,7 +264,7 @@ func TestDoctorOfAStoreWithoutOperationsNamesWhatMessagesNeed(t *testing.T) {
 	for store, meaning := range map[admin.Store]string{
 		db: "No living service has it. They, and", ofProjectors{db, db}: "They, and",
 	} {
-		found, err := adminOf(t, store).Doctor(t.Context(), provider.DiagnosisLimits{})
+		found, err := findings(adminOf(t, store).Doctor(t.Context(), provider.DiagnosisLimits{}))
 		require.NoError(t, err)
 		require.Len(t, found, 1, titles(found))
 		require.Equal(t, "Messages of the projector stock wait for a program that meets their needs", found[0].Title)

@@ -183,12 +183,14 @@ func (w *world) exec(sql string, args ...any) {
 	require.NoError(w, err)
 }
 
+func findings(d provider.Diagnosis, err error) ([]provider.Finding, error) { return d.Findings, err }
+
 // finds waits until the doctor has a finding of this check, and returns it. Until then it must find
 // nothing of another one.
 func (w *world) finds(l provider.DiagnosisLimits, check provider.Urgency, title string) (found provider.Finding) {
 	w.Helper()
 	w.eventually(func() error {
-		all, err := w.ops.Doctor(w.Context(), l)
+		all, err := findings(w.ops.Doctor(w.Context(), l))
 		require.NoError(w, err)
 		for _, f := range all {
 			if f.Check == check && strings.Contains(f.Title, title) {
@@ -207,7 +209,7 @@ func (w *world) finds(l provider.DiagnosisLimits, check provider.Urgency, title 
 func (w *world) quietly(l provider.DiagnosisLimits, checks ...provider.Urgency) {
 	w.Helper()
 	w.eventually(func() error {
-		all, err := w.ops.Doctor(w.Context(), l)
+		all, err := findings(w.ops.Doctor(w.Context(), l))
 		require.NoError(w, err)
 		for _, f := range all {
 			for _, c := range checks {

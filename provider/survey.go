@@ -2,6 +2,7 @@ package provider
 
 import (
 	"context"
+	"slices"
 	"time"
 )
 
@@ -86,8 +87,9 @@ type Backend struct {
 	User        string    `json:"user,omitempty"`
 	State       string    `json:"state,omitempty"`
 	Query       string    `json:"query,omitempty"` // the last statement, which may have data
-	Since       time.Time `json:"since,omitzero"`  // the begin of its transaction; of a Waiter, of its wait
+	Since       time.Time `json:"since,omitzero"`  // the begin of its transaction; of a Waiter, of its wait. Zero: hidden from this role
 	End         string    `json:"end,omitempty"`   // the statement that ends it
+	Transaction string    `json:"-"`               // the server's name of its transaction, of a Blocker of "append"
 }
 
 // Urgency of a Finding: a smaller one comes first.
@@ -118,6 +120,25 @@ type Finding struct {
 	Remedy  []string `json:"remedy"`            // lines to copy
 	Blocks  bool     `json:"blocks,omitempty"`  // the other checks were left out: they cannot be made before this is repaired
 	Private []Fact   `json:"private,omitempty"` // what may be data of users, such as the text of a statement
+	Cause   string   `json:"cause,omitempty"`   // of FindingWait and FindingSnapshot: Backend.Name
+}
+
+// Diagnosis is what is wrong, and what could not be checked.
+type Diagnosis struct {
+	Findings  []Finding   `json:"findings"`
+	Unchecked []Unchecked `json:"unchecked"`
+}
+
+// Unchecked is something that a diagnosis could not look at.
+type Unchecked struct {
+	What   string   `json:"what"`
+	Why    string   `json:"why"`
+	Remedy []string `json:"remedy"` // what would let it look: lines to copy
+}
+
+// Blocks reports whether one of the findings left checks out.
+func (d *Diagnosis) Blocks() bool {
+	return slices.ContainsFunc(d.Findings, func(f Finding) bool { return f.Blocks })
 }
 
 // Fact is a named fact of a finding.
@@ -151,5 +172,5 @@ func (l DiagnosisLimits) WithDefaults() DiagnosisLimits {
 // Diagnoser is a capability of a provider: the checks that depend on its server, without migrated tables.
 type Diagnoser interface {
 	// Diagnose returns what is wrong with the server, the roles and the way to it, in any order, and changes nothing.
-	Diagnose(ctx context.Context, l DiagnosisLimits) ([]Finding, error)
+	Diagnose(ctx context.Context, l DiagnosisLimits) (Diagnosis, error)
 }

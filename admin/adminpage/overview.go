@@ -15,13 +15,13 @@ import (
 func (h *Handler) overview(ctx context.Context, _ *query, v viewer) (*view, error) {
 	f, failed := h.facts(ctx) // before the findings, which may be read again beside it
 	// To look again takes more than a second if a projector lags, so only the first page waits for it.
-	found, err := h.state.doctor.soon(ctx, doctorKept, doctorShown, h.diagnose)
+	d, err := h.state.doctor.soon(ctx, doctorKept, doctorShown, h.diagnose)
 	if err != nil {
 		return nil, err
 	}
 	p := &view{Title: "Overview"}
-	p.Live = append(p.Live, h.findingBlock(found, v))
-	if slices.ContainsFunc(found, func(f provider.Finding) bool { return f.Blocks }) { // the rest needs the tables
+	p.Live = append(p.Live, findingBlock(d, v))
+	if d.Blocks() { // the rest needs the tables
 		return p, nil
 	}
 	if failed != nil {
@@ -93,22 +93,17 @@ var findingLinks = map[provider.Urgency]cell{
 	provider.FindingClock: to("Services", "./services"), provider.FindingAbandoned: to("Outbox", link("outbox", "status", "abandoned")),
 }
 
-func (h *Handler) findingBlock(found []provider.Finding, v viewer) block {
-	missing := h.ops.Missing()
-	if len(found) == 0 && len(missing) == 0 {
+func findingBlock(d provider.Diagnosis, v viewer) block {
+	b := block{Title: fmt.Sprintf("%d things are wrong", len(d.Findings)), Unchecked: d.Unchecked}
+	switch n := len(d.Findings); {
+	case n == 0 && len(d.Unchecked) == 0:
 		return block{Title: "Nothing is wrong", Note: "All checks have passed."}
-	}
-	b := block{Title: fmt.Sprintf("%d things are wrong", len(found))}
-	if len(missing) > 0 {
-		b.Note = "Not checked: the store keeps no " + strings.Join(missing, ", no ") + "."
-	}
-	switch len(found) {
-	case 0:
-		b.Title = "Nothing is found"
-	case 1:
+	case n == 0:
+		b.Title = "Nothing was found, but not everything could be checked"
+	case n == 1:
 		b.Title = "One thing is wrong"
 	}
-	for _, f := range found {
+	for _, f := range d.Findings {
 		if !v.payloads {
 			f.Private = nil
 		}

@@ -25,7 +25,7 @@ const (
 // state is what pages share.
 type state struct {
 	facts   shared[*admin.Facts]
-	doctor  shared[[]provider.Finding]
+	doctor  shared[provider.Diagnosis]
 	mu      sync.Mutex
 	samples []sample
 }
@@ -112,7 +112,7 @@ func (h *Handler) facts(ctx context.Context) (*admin.Facts, error) {
 	})
 }
 
-func (h *Handler) diagnose(ctx context.Context) ([]provider.Finding, error) {
+func (h *Handler) diagnose(ctx context.Context) (provider.Diagnosis, error) {
 	return h.ops.Doctor(ctx, h.cfg.Limits)
 }
 

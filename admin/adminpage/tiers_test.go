@@ -28,8 +28,9 @@ func TestThePageOfAStoreOfEvents(t *testing.T) {
 		return w.Body.String()
 	}
 	overview := shows("/")
-	require.Contains(t, overview, "Nothing is found")
-	require.Contains(t, overview, "Not checked: the store keeps no projectors, no tasks, no operations.")
+	require.Contains(t, overview, "Nothing was found, but not everything could be checked")
+	require.Contains(t, overview, "Not checked: lags and parked messages")
+	require.Contains(t, overview, "Because the store keeps no operations.")
 	require.NotContains(t, overview, "Tasks that are not over")
 	require.Contains(t, shows("/outbox"), "Every entry is published.")
 	for path, part := range map[string]string{

@@ -38,6 +38,7 @@ var nav = []navLink{
 type block struct {
 	Title, Note string
 	Findings    []finding
+	Unchecked   []provider.Unchecked
 	Plots       []plot
 	Fields      []field
 	Table       *table

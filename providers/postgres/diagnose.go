@@ -32,6 +32,12 @@ order by 6 limit 10`
 select slot_name::text, age(xmin)::text, 'select pg_drop_replication_slot(' || quote_literal(slot_name) || ');'
 from pg_replication_slots where not active and xmin is not null and age(xmin) > 1000000 order by age(xmin) desc limit 10`
 
+	// Sessions whose state is hidden from this role. Of those without a database, only some keep dead rows.
+	hiddenSQL = `
+select current_user::text, count(a.pid), coalesce(string_agg(distinct a.usename::text, ', '), '')
+from (select) one left join pg_stat_activity a
+	on a.query = '<insufficient privilege>' and (a.datname = current_database() or a.datname is null and a.backend_xmin is not null)`
+
 	deadRowsSQL = `
 select 'dead rows in ' || relname, n_dead_tup::text from pg_stat_user_tables
 where schemaname = $1::text and n_dead_tup > 0 order by n_dead_tup desc limit 5`
@@ -62,21 +68,39 @@ order by 1, 2, 3`
 )
 
 // Diagnose implements provider.Diagnoser.
-func (db *Provider) Diagnose(ctx context.Context, l provider.DiagnosisLimits) (found []provider.Finding, err error) {
+func (db *Provider) Diagnose(ctx context.Context, l provider.DiagnosisLimits) (d provider.Diagnosis, err error) {
 	l = l.WithDefaults()
 	for _, check := range []func(context.Context, provider.DiagnosisLimits) ([]provider.Finding, error){
 		db.findPooler, db.findUnreadable, db.findSchema, db.findSnapshots, db.findRights, db.findSequences,
 	} {
 		some, err := check(ctx, l)
 		if err != nil {
-			return nil, classifyOwn(ctx, fmt.Errorf("diagnose: %w", explain(err)))
+			return d, classifyOwn(ctx, fmt.Errorf("diagnose: %w", explain(err)))
 		}
-		found = append(found, some...)
+		d.Findings = append(d.Findings, some...)
 		if slices.ContainsFunc(some, func(f provider.Finding) bool { return f.Blocks && f.Check != provider.FindingSchema }) {
 			break // the next checks would fail
 		}
 	}
-	return found, nil
+	if d.Unchecked, err = db.hidden(ctx); err != nil {
+		return d, classifyOwn(ctx, fmt.Errorf("diagnose: %w", explain(err)))
+	}
+	return d, nil
+}
+
+// hidden returns that this role may not see the sessions of others, if there are any.
+func (db *Provider) hidden(ctx context.Context) (all []provider.Unchecked, err error) {
+	var role, others string
+	var sessions int
+	if err := db.pool.QueryRow(ctx, hiddenSQL).Scan(&role, &sessions, &others); err != nil || sessions == 0 {
+		return nil, err
+	}
+	return []provider.Unchecked{{
+		What: "whether an open transaction keeps dead rows, or others waiting",
+		Why: fmt.Sprintf("the role %s may not see what %d sessions of other roles do (%s): the begin of their transactions, their state and their waits",
+			role, sessions, others),
+		Remedy: []string{"grant pg_monitor to " + pgx.Identifier{role}.Sanitize() + ";"},
+	}}, nil
 }
 
 func (db *Provider) findUnreadable(ctx context.Context, _ provider.DiagnosisLimits) ([]provider.Finding, error) {
@@ -139,7 +163,7 @@ func (db *Provider) findSnapshots(ctx context.Context, l provider.DiagnosisLimit
 		var s provider.Backend
 		err := row.Scan(&s.Name, &s.Application, &s.User, &s.State, &s.Query, &s.Since, &s.End)
 		f := provider.Finding{
-			Check: provider.FindingSnapshot, Title: "An old transaction keeps dead rows: " + s.Name, Meaning: meaning, Remedy: []string{s.End},
+			Check: provider.FindingSnapshot, Title: "An old transaction keeps dead rows: " + s.Name, Meaning: meaning, Remedy: []string{s.End}, Cause: s.Name,
 			Facts: []provider.Fact{
 				{Name: "application", Value: s.Application}, {Name: "user", Value: s.User}, {Name: "state", Value: s.State},
 				{Name: "since", Value: s.Since.UTC().Format(time.RFC3339)},

@@ -242,16 +242,16 @@ const (
 	// The transactions that hold the gap lock, and so delay readers of the log, the oldest first.
 	appendsSQL = `
 select distinct 'append', ` + backendName + `,
-	coalesce(a.application_name, ''), coalesce(a.usename::text, p.owner::text, ''), coalesce(a.state, 'prepared'),
-	coalesce(a.query, ''), coalesce(a.xact_start, p.prepared) as since` + lockHolders + `, lateral (select coalesce(l.pid, 0), p.gid) n(pid, gid)
+	coalesce(a.application_name, ''), coalesce(a.usename::text, p.owner::text, ''), case when n.pid <> 0 then coalesce(a.state, '') else 'prepared' end,
+	coalesce(nullif(a.query, '<insufficient privilege>'), ''), coalesce(a.xact_start, p.prepared) as since, l.virtualtransaction` + lockHolders + `, lateral (select coalesce(l.pid, 0), p.gid) n(pid, gid)
 where ` + gapLock + ` and l.pid is distinct from pg_backend_pid()
 order by since limit 20`
 
 	// Sessions of this database that wait for a lock, each with those that it waits for.
 	blockedSQL = `
 select 'lock', ` + backendName + `,
-	coalesce(b.application_name, ''), coalesce(b.usename::text, p.owner::text, ''), coalesce(b.state, 'prepared'),
-	coalesce(b.query, ''), coalesce(b.xact_start, p.prepared),
+	coalesce(b.application_name, ''), coalesce(b.usename::text, p.owner::text, ''), case when n.pid <> 0 then coalesce(b.state, '') else 'prepared' end,
+	coalesce(nullif(b.query, '<insufficient privilege>'), ''), coalesce(b.xact_start, p.prepared),
 	'pid ' || w.pid, 'select pg_terminate_backend(' || w.pid || ');', w.application_name, coalesce(w.usename::text, ''), coalesce(w.state, ''), w.query,
 	coalesce((select min(l.waitstart) from pg_locks l where l.pid = w.pid and not l.granted), w.query_start) as since
 from (select * from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' order by query_start limit 50) w,
@@ -270,7 +270,7 @@ func (db *Provider) waits(ctx context.Context) (all []provider.Wait, err error) 
 	b := &pgx.Batch{}
 	var appends, blocked []provider.Wait
 	queueAll(b, &appends, into(func(w *provider.Wait) []any {
-		return append([]any{&w.What}, backendColumns(&w.Blocker)...)
+		return append(append([]any{&w.What}, backendColumns(&w.Blocker)...), &w.Blocker.Transaction)
 	}), db.q(appendsSQL))
 	queueAll(b, &blocked, into(func(w *provider.Wait) []any {
 		return slices.Concat([]any{&w.What}, backendColumns(&w.Blocker), backendColumns(&w.Waiter))

@@ -8,7 +8,8 @@
 //		Ops commands.Commands `cmd:"" help:"Look after the service."`
 //	}
 //
-// Exit status: 0 if all is right, 1 if something was found or failed, 2 if the command line is wrong.
+// Exit status: 0 if all is right, 1 if something was found or failed, 2 if the command line is wrong, 3 if nothing was found,
+// and the doctor could not check everything.
 package commands
 
 import (
@@ -117,7 +118,7 @@ type Commands struct {
 	Flags `embed:""`
 
 	Status     statusCmd     `cmd:"" help:"Show the state: the log, projectors, the outbox, tasks, and the services that run."`
-	Doctor     doctorCmd     `cmd:"" help:"Find what is wrong, the most urgent first, each with its remedy. The exit status is 1 if there is something."`
+	Doctor     doctorCmd     `cmd:"" help:"Find what is wrong, the most urgent first, each with its remedy, and say what could not be checked. The exit status is 1 if there is something, and 3 if there is nothing and not all was checked."`
 	Migrate    migrateCmd    `cmd:"" help:"Create Kinora's tables, or bring them up to date."`
 	Streams    streamsCmd    `cmd:"" help:"List streams, and show their events."`
 	Outbox     outboxCmd     `cmd:"" help:"Entries of the outbox: list, requeue, skip or prune them, pause topics."`
@@ -156,12 +157,17 @@ type foundError struct{}
 func (foundError) Error() string { return "something was found" }
 func (foundError) ExitCode() int { return 1 }
 
+// uncheckedError says that a check could not look. The exit status is 3, and nothing is printed.
+type uncheckedError struct{ foundError }
+
+func (uncheckedError) ExitCode() int { return 3 }
+
 // Main runs a command line and returns the exit status.
 func Main(ctx context.Context, app *App, args []string) int {
 	var line Commands
 	exited := -1
 	parser, err := kong.New(&line, kong.Name(cmp.Or(app.Name, "kinora")), Vars(), kong.Bind(app), kong.BindTo(ctx, (*context.Context)(nil)),
-		kong.Description("Look after services that use Kinora. Exit status: 0 if all is right, 1 if something was found or failed, 2 if the command line is wrong."),
+		kong.Description("Look after services that use Kinora. Exit status: 0 if all is right, 1 if something was found or failed, 2 if the command line is wrong, 3 if nothing was found, and the doctor could not check everything."),
 		kong.Writers(app.out(), app.err()), kong.ConfigureHelp(kong.HelpOptions{Compact: true}), kong.Exit(func(code int) { exited = code }))
 	if err != nil {
 		_, _ = fmt.Fprintln(app.err(), err)
@@ -179,7 +185,8 @@ func Main(ctx context.Context, app *App, args []string) int {
 	if err == nil {
 		return 0
 	}
-	if _, found := errors.AsType[foundError](err); !found {
+	_, found := errors.AsType[foundError](err)
+	if _, unchecked := errors.AsType[uncheckedError](err); !found && !unchecked {
 		_, _ = fmt.Fprintf(app.err(), "%s: %s\n", cmp.Or(app.Name, "kinora"), printable(err.Error()))
 	}
 	if e, ok := errors.AsType[interface {

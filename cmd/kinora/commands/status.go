@@ -112,6 +112,7 @@ func orNever(t time.Time) string {
 
 type doctorCmd struct {
 	Payload         bool          `help:"Show the text of statements too, which may have data of users."`
+	AllowUnchecked  bool          `help:"The exit status is 0 if nothing was found, also if a check could not look."`
 	OpenTransaction time.Duration `default:"5s" help:"How long a transaction may keep others waiting."`
 	Snapshot        time.Duration `default:"10m" help:"How long a transaction may keep dead rows."`
 	Lag             time.Duration `default:"30s" help:"How old the first event that is not applied may be."`
@@ -121,34 +122,38 @@ type doctorCmd struct {
 
 func (c *doctorCmd) Run(ctx context.Context, app *App) error {
 	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
-		for _, part := range ops.Missing() {
-			_, _ = fmt.Fprintf(app.err(), "not checked: the store keeps no %s\n", part)
-		}
-		found, err := ops.Doctor(ctx, provider.DiagnosisLimits{OpenTransaction: c.OpenTransaction, Snapshot: c.Snapshot, Lag: c.Lag, Watch: c.Watch, Skew: c.Skew})
+		d, err := ops.Doctor(ctx, provider.DiagnosisLimits{OpenTransaction: c.OpenTransaction, Snapshot: c.Snapshot, Lag: c.Lag, Watch: c.Watch, Skew: c.Skew})
 		if err != nil {
 			return err
 		}
-		for i := range found {
+		for i := range d.Findings {
 			if !c.Payload {
-				found[i].Private = nil
+				d.Findings[i].Private = nil
 			}
 		}
-		if err := app.show(append([]provider.Finding{}, found...), func(w io.Writer) { printFindings(w, found) }); err != nil {
+		d.Findings, d.Unchecked = append([]provider.Finding{}, d.Findings...), append([]provider.Unchecked{}, d.Unchecked...) // [] as JSON
+		if err := app.show(d, func(w io.Writer) { printDiagnosis(w, d) }); err != nil {
 			return err
 		}
-		if len(found) > 0 {
+		switch {
+		case len(d.Findings) > 0:
 			return foundError{}
+		case len(d.Unchecked) > 0 && !c.AllowUnchecked:
+			return uncheckedError{}
 		}
 		return nil
 	})
 }
 
-func printFindings(w io.Writer, found []provider.Finding) {
-	if len(found) == 0 {
+func printDiagnosis(w io.Writer, d provider.Diagnosis) {
+	switch {
+	case len(d.Findings) > 0:
+	case len(d.Unchecked) > 0:
+		_, _ = fmt.Fprintln(w, "Nothing was found, but not everything could be checked.")
+	default:
 		_, _ = fmt.Fprintln(w, "Nothing is wrong.")
-		return
 	}
-	for i, f := range found {
+	for i, f := range d.Findings {
 		if i > 0 {
 			_, _ = fmt.Fprintln(w)
 		}
@@ -158,9 +163,17 @@ func printFindings(w io.Writer, found []provider.Finding) {
 				_, _ = fmt.Fprintf(w, "   - %s: %s\n", printable(fact.Name), printable(fact.Value))
 			}
 		}
-		for _, line := range f.Remedy {
-			_, _ = fmt.Fprintf(w, "   > %s\n", printable(line))
-		}
+		printRemedy(w, f.Remedy)
+	}
+	for _, u := range d.Unchecked {
+		_, _ = fmt.Fprintf(w, "\nNot checked: %s\n   because %s\n", printable(u.What), printable(u.Why))
+		printRemedy(w, u.Remedy)
+	}
+}
+
+func printRemedy(w io.Writer, lines []string) {
+	for _, line := range lines {
+		_, _ = fmt.Fprintf(w, "   > %s\n", printable(line))
 	}
 }
 

@@ -43,7 +43,10 @@ func TestTheCommandsOfAStoreOfEvents(t *testing.T) {
 	status, out, said = run("doctor")
 	require.Equal(t, 1, status, "something is found")
 	require.Contains(t, out, "1. Entries of the outbox are abandoned")
-	require.Equal(t, "not checked: the store keeps no projectors\nnot checked: the store keeps no tasks\nnot checked: the store keeps no operations\n", said)
+	require.Empty(t, said)
+	for part, what := range map[string]string{"projectors": "lags and parked messages", "tasks": "tasks", "operations": "which services run, what is paused and requested, and clocks"} {
+		require.Contains(t, out, "\nNot checked: "+what+"\n   because the store keeps no "+part+"\n")
+	}
 	for _, c := range []struct{ what, group, command string }{
 		{"projectors", "parked", "ls"}, {"projectors", "markers", "ls"}, {"tasks", "tasks", "ls"}, {"operations", "acts", "ls"}, {"operations", "streams", "ls"},
 		{"operations", "migrate", "status"},
