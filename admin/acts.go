@@ -1,9 +1,11 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -104,12 +106,43 @@ func (a *Admin) SkipParked(ctx context.Context, f projector.ParkedFilter, d Deci
 }
 
 // Pause pauses a projector (provider.PauseProjector) or a topic (provider.PauseTopic). Runners and relays follow within
-// about a second; what they are applying or publishing ends first. It returns false if it is paused already.
+// about a second; what they are applying or publishing ends first. It returns false if it is paused already. The error is
+// provider.ErrInput for a projector of which nothing is stored, and that no living service has.
 //   - No event of the log, no delivery and no parked message is applied to a paused projector. A delivery is not acked
 //     meanwhile, so runners with projector.Subscribe apply nothing of its topics to their other projectors either.
 //   - Relays claim no entries of a paused topic. These wait, in order.
 func (a *Admin) Pause(ctx context.Context, kind, name string, d Decision) (bool, error) {
+	if kind == provider.PauseProjector {
+		if known, err := a.hasProjector(ctx, name); err != nil || !known {
+			return false, cmp.Or(err, fmt.Errorf("%w: there is no projector %q: nothing is stored of it, and no living service has it", provider.ErrInput, name))
+		}
+	}
 	return a.setPause(ctx, provider.Pause{Kind: kind, Name: name, Decision: d}, true)
+}
+
+// hasProjector reports whether something is stored of a projector, or a living service has it.
+func (a *Admin) hasProjector(ctx context.Context, name string) (bool, error) {
+	services, err := with(a.Operations, func(o provider.Operations) ([]provider.ServiceReport, error) { return o.Services(ctx) })
+	if err != nil || slices.ContainsFunc(services, func(s provider.ServiceReport) bool { return s.Serves(name) }) {
+		return err == nil, err
+	}
+	p, missing := a.Projectors()
+	if missing != nil {
+		return true, nil // it is not known
+	}
+	rows, err := p.Generations(ctx, name)
+	if err != nil || len(rows) > 0 {
+		return err == nil, err
+	}
+	if c, err := p.Checkpoint(ctx, provider.Build{Projector: name}); err != nil || c.Mode != 0 {
+		return err == nil, err
+	}
+	parked, err := p.Parked(ctx, projector.ParkedFilter{Projector: name, Limit: 1})
+	if err != nil || len(parked) > 0 {
+		return err == nil, err
+	}
+	marked, err := p.MarkedHandlers(ctx)
+	return slices.ContainsFunc(marked, func(handler string) bool { return strings.HasPrefix(handler, name+"/") }), err
 }
 
 // Resume ends a pause. It returns false if there is none.

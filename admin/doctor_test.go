@@ -218,16 +218,18 @@ func TestDoctorNamesWhatIsPaused(t *testing.T) {
 	w.fixed.Store(true)
 	w.price("gold", 1)
 	w.quietly(soon, provider.FindingPaused)
-	for kind, command := range map[string]string{provider.PauseTopic: "kinora outbox resume product", provider.PauseProjector: "kinora projectors resume product"} {
-		set, err := w.ops.Pause(t.Context(), kind, "product", by)
+	for kind, of := range map[string][2]string{provider.PauseTopic: {"outbox", "product"}, provider.PauseProjector: {"projectors", "prices"}} {
+		set, err := w.ops.Pause(t.Context(), kind, of[1], by)
 		require.NoError(t, err)
 		require.True(t, set)
-		f = w.finds(soon, provider.FindingPaused, "The "+kind+" product is paused")
+		f = w.finds(soon, provider.FindingPaused, "The "+kind+" "+of[1]+" is paused")
 		require.Equal(t, "a test", value(f, "reason"))
-		require.Contains(t, f.Remedy[0], command)
-		_, err = w.ops.Resume(t.Context(), kind, "product", by)
+		require.Contains(t, f.Remedy[0], "kinora "+of[0]+" resume "+of[1])
+		_, err = w.ops.Resume(t.Context(), kind, of[1], by)
 		require.NoError(t, err)
 	}
+	_, err := w.ops.Pause(t.Context(), provider.PauseProjector, "nosuch", by)
+	require.ErrorIs(t, err, provider.ErrInput)
 	w.quietly(soon, provider.FindingPaused)
 }
 

@@ -97,6 +97,8 @@ func TestDecisionRequiresNameAndReason(t *testing.T) {
 		"neither":           {projector.Decision{}, false},
 		"no name":           {projector.Decision{Reason: "fixed in v2"}, false},
 		"no reason":         {projector.Decision{By: "ann"}, false},
+		"a blank name":      {projector.Decision{By: " ", Reason: "why"}, false},
+		"a blank reason":    {projector.Decision{By: "ann", Reason: " \t\n"}, false},
 		"a long name":       {projector.Decision{By: strings.Repeat("x", 256), Reason: "why"}, false},
 		"a long reason":     {projector.Decision{By: "ann", Reason: strings.Repeat("x", 1001)}, false},
 		"bytes, not runes":  {projector.Decision{By: strings.Repeat("é", 128), Reason: "why"}, false},

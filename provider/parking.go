@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -147,10 +148,10 @@ type Decision struct {
 	Reason string `json:"reason,omitempty"`
 }
 
-// Validate returns ErrInput unless By (at most 255 bytes) and Reason (at most 1000 bytes) are given.
+// Validate returns ErrInput unless By (at most 255 bytes) and Reason (at most 1000 bytes) are given, and not blank.
 func (d Decision) Validate() error {
-	if d.By == "" || d.Reason == "" || len(d.By) > 255 || len(d.Reason) > 1000 {
-		return fmt.Errorf("%w: decision: By has %d bytes and Reason %d: give who decides (1 to 255) and why (1 to 1000)",
+	if strings.TrimSpace(d.By) == "" || strings.TrimSpace(d.Reason) == "" || len(d.By) > 255 || len(d.Reason) > 1000 {
+		return fmt.Errorf("%w: decision: By has %d bytes and Reason %d: give who decides (1 to 255) and why (1 to 1000), and not only spaces",
 			ErrInput, len(d.By), len(d.Reason))
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -228,6 +229,9 @@ func TestForeignFormsDoNothing(t *testing.T) {
 	who = strings.Repeat("a", 300)
 	require.Equal(t, http.StatusBadRequest, w.send(http.MethodPost, at+"pause", form).status, "a name that cannot be stored")
 	who = "ann"
+	require.Equal(t, http.StatusBadRequest, w.send(http.MethodPost, at+"pause", form).status, "nobody has the projector")
+	require.NoError(t, w.db.Report(t.Context(), provider.ServiceReport{
+		ID: "1", Kind: "runner", Holder: "h", Process: "h/1", Clock: time.Now(), Can: []provider.Capability{{Projector: "ratings", Version: 1}}}, time.Hour))
 	require.Equal(t, http.StatusNotFound, w.send(http.MethodPost, at+"pause", form, "Sec-Fetch-Site", "same-origin").status, "the page of a projector that has no checkpoint")
 	all, err := w.db.Pauses(t.Context())
 	require.NoError(t, err)

@@ -39,7 +39,12 @@ func TestAPoisonedServiceIsRepairedFromTheCommandLine(t *testing.T) {
 	shown := w.ok("parked", "show", first)
 	require.Contains(t, shown, "review-cup-ann")
 	require.NotContains(t, shown, canary)
-	require.Contains(t, w.ok("parked", "show", first, "--payload"), "no stars: "+canary, "the text of the error")
+	require.Contains(t, shown, "--payload shows them")
+	shown = w.ok("parked", "show", first, "--payload")
+	require.Contains(t, shown, "no stars: "+canary, "the text of the error")
+	require.Regexp(t, `(?m)^header kinora_type +review\.`, shown)
+	require.Contains(t, w.fails(1, "parked", "skip", "--yes", "--projector", "ratings", "--all", "--reason", " "), "not only spaces")
+	require.Contains(t, w.fails(1, "projectors", "pause", "nosuch", "--reason", "r"), `there is no projector "nosuch"`)
 
 	try := []string{"parked", "dry-run", "--projector", "ratings", "--key", "review-cup-ann", "--reason", "look"}
 	require.Contains(t, w.fails(1, try...), "message "+first+" would fail: permanent")
@@ -173,7 +178,7 @@ func TestPayloadsAreHidden(t *testing.T) {
 	}
 	out := w.fails(1, "doctor", "--json")
 	require.NotContains(t, out, canary)
-	decode[[]provider.Finding](w, out)
+	decode[provider.Diagnosis](w, out)
 }
 
 func (w *world) enqueue(tasks ...task.Draft) {
@@ -467,6 +472,7 @@ func TestTheProgram(t *testing.T) {
 	run(0, "status")
 	require.Contains(t, run(0, "doctor"), "Nothing is wrong.")
 	run(2, "doctor", "--nonsense")
-	run(0, "projectors", "pause", "p", "--reason", "r")
-	require.Contains(t, run(1, "doctor"), "kinora projectors resume p")
+	run(1, "projectors", "pause", "p", "--reason", "r")
+	run(0, "outbox", "pause", "p", "--reason", "r")
+	require.Contains(t, run(1, "doctor"), "kinora outbox resume p")
 }

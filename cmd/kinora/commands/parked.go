@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/kinora-go/kinora/admin"
@@ -81,9 +83,15 @@ func (c *parkedShowCmd) Run(ctx context.Context, app *App) error {
 			fields(w, "seq", fmt.Sprint(m.Seq), "projector", m.Projector, "generation", fmt.Sprint(m.Generation), "handler", m.Handler, "state", m.State.String(), "class", m.Class.String(),
 				"code", m.Code, "needs", admin.NeedsText(m.Needs), "key", m.Key, "message", m.MessageID, "topic", m.Topic, "type", m.Type, "attempts", fmt.Sprint(m.Attempts), "version", m.Version,
 				"parked", at(m.At), "due", at(m.DueAt), "resolved", at(m.ResolvedAt), "by", m.By, "reason", m.Reason)
-			if c.Payload {
-				fields(w, "error", m.Error, "headers", fmt.Sprint(m.Headers), "payload", m.Payload)
+			if !c.Payload {
+				_, _ = fmt.Fprintln(w, "the error, the headers and the payload may have data of users: --payload shows them")
+				return
 			}
+			pairs := []string{"error", m.Error}
+			for _, name := range slices.Sorted(maps.Keys(m.Headers)) {
+				pairs = append(pairs, "header "+name, m.Headers[name])
+			}
+			fields(w, append(pairs, "payload", m.Payload)...)
 		})
 	})
 }
