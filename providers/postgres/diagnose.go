@@ -32,6 +32,14 @@ order by 6 limit 10`
 select slot_name::text, age(xmin)::text, 'select pg_drop_replication_slot(' || quote_literal(slot_name) || ');'
 from pg_replication_slots where not active and xmin is not null and age(xmin) > 1000000 order by age(xmin) desc limit 10`
 
+	// The database, whether the schema has tables of Kinora, and other schemas that have.
+	placesSQL = `
+with places as (
+	select n.nspname::text as name from pg_namespace n
+	where exists (select from pg_class c where c.relnamespace = n.oid and c.relname = 'low_water_marks')
+		and exists (select from pg_class c where c.relnamespace = n.oid and c.relname = 'streams'))
+select current_database()::text, exists (select from places where name = $1::text), array(select name from places order by name limit 5)`
+
 	// Sessions whose state is hidden from this role. Of those without a database, only some keep dead rows.
 	hiddenSQL = `
 select current_user::text, count(a.pid), coalesce(string_agg(distinct a.usename::text, ', '), '')
@@ -129,8 +137,7 @@ func (db *Provider) findSchema(ctx context.Context, _ provider.DiagnosisLimits) 
 	var newer *NewerError
 	switch {
 	case errors.Is(fault, ErrNotMigrated):
-		return finding("The tables are missing, or older than this program requires",
-			"Services of this version refuse to start.", "kinora migrate up")
+		return db.findMissing(ctx)
 	case errors.As(fault, &newer):
 		return finding("A newer program has migrated the database", "Services of this version refuse to start. The other checks may be wrong.",
 			"deploy the program that migrated the database, or a later one; use its version of kinora",
@@ -152,6 +159,32 @@ func (db *Provider) findSchema(ctx context.Context, _ provider.DiagnosisLimits) 
 			"remove default_transaction_isolation from the role, the database and the connection string")
 	}
 	return nil, err // missing rights: see findRights
+}
+
+// findMissing finds that there are no tables of Kinora, perhaps because the schema or the database is another one, or that they
+// are too old.
+func (db *Provider) findMissing(ctx context.Context) ([]provider.Finding, error) {
+	var database string
+	var exists bool
+	var schemas []string
+	if err := db.pool.QueryRow(ctx, placesSQL, db.cfg.Schema).Scan(&database, &exists, &schemas); err != nil {
+		return nil, err
+	}
+	f := provider.Finding{
+		Check: provider.FindingSchema, Blocks: true, Title: "The tables are older than this program requires", Meaning: "Services of this version refuse to start.",
+		Facts: []provider.Fact{{Name: "database", Value: database}, {Name: "schema", Value: db.cfg.Schema}}, Remedy: []string{"kinora migrate up"},
+	}
+	switch {
+	case exists:
+	case len(schemas) > 0:
+		f.Title = fmt.Sprintf("The schema %s of the database %s has no tables of Kinora, but another schema has", db.cfg.Schema, database)
+		f.Facts = append(f.Facts, provider.Fact{Name: "schemas with tables of Kinora", Value: strings.Join(schemas, ", ")})
+		f.Remedy = []string{"use --schema " + schemas[0] + ", or KINORA_SCHEMA"}
+	default:
+		f.Title = fmt.Sprintf("The database %s has no tables of Kinora", database)
+		f.Meaning = "If this is the database of a new service, create them. Otherwise --db is that of another database."
+	}
+	return []provider.Finding{f}, nil
 }
 
 func (db *Provider) findSnapshots(ctx context.Context, l provider.DiagnosisLimits) (found []provider.Finding, err error) {

@@ -1,6 +1,7 @@
 package commands
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -130,6 +131,9 @@ func (c *doctorCmd) Run(ctx context.Context, app *App) error {
 			if !c.Payload {
 				d.Findings[i].Private = nil
 			}
+			for j, line := range d.Findings[i].Remedy {
+				d.Findings[i].Remedy[j] = app.complete(line)
+			}
 		}
 		d.Findings, d.Unchecked = append([]provider.Finding{}, d.Findings...), append([]provider.Unchecked{}, d.Unchecked...) // [] as JSON
 		if err := app.show(d, func(w io.Writer) { printDiagnosis(w, d) }); err != nil {
@@ -143,6 +147,19 @@ func (c *doctorCmd) Run(ctx context.Context, app *App) error {
 		}
 		return nil
 	})
+}
+
+// complete returns a line of a remedy that is a command as a command of this program, with the flag that chooses the schema.
+func (a *App) complete(line string) string {
+	flags, is := strings.CutPrefix(line, "kinora ")
+	if !is {
+		return line
+	}
+	line = cmp.Or(a.Name, "kinora") + " " + flags
+	if s := a.flags.Schema; s != "" && s != "kinora" {
+		line += " --schema " + s
+	}
+	return line
 }
 
 func printDiagnosis(w io.Writer, d provider.Diagnosis) {
