@@ -67,7 +67,7 @@ func (a *Admin) doctor(ctx context.Context, l provider.DiagnosisLimits) (d provi
 	}
 	waits := f.findWaits(first, l)
 	d.Findings = slices.DeleteFunc(d.Findings, func(s provider.Finding) bool { return s.Check == provider.FindingSnapshot && f.follows(s.Cause, waits) })
-	d.Findings = slices.Concat(d.Findings, waits, f.findGone(l), f.findPaused(), f.findParked(), f.findNeeds(), f.findRequests(),
+	d.Findings = slices.Concat(d.Findings, waits, f.findGone(l), f.findPaused(), f.findRebuilds(l), f.findParked(), f.findNeeds(), f.findRequests(),
 		first.findLags(f, l), f.findClocks(l), f.findAbandoned())
 	d.Unchecked = append(d.Unchecked, f.unchecked()...)
 	return d, nil

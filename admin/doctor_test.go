@@ -233,7 +233,7 @@ func TestDoctorNamesWhatIsPaused(t *testing.T) {
 	w.quietly(soon, provider.FindingPaused)
 }
 
-// Check 4.
+// Check 5.
 // Promise: O3.2
 func TestDoctorNamesParkedKeys(t *testing.T) {
 	t.Parallel()
@@ -260,7 +260,7 @@ func TestDoctorNamesParkedKeys(t *testing.T) {
 	w.quietly(soon, provider.FindingParked)
 }
 
-// Check 5.
+// Check 6.
 // Promise: O3.2
 func TestDoctorNamesAProjectorThatLags(t *testing.T) {
 	t.Parallel()
@@ -291,7 +291,7 @@ func TestDoctorNamesAProjectorThatLags(t *testing.T) {
 	w.quietly(soon, provider.FindingLag, provider.FindingWait)
 }
 
-// Check 6.
+// Check 7.
 // Promise: O3.2
 func TestDoctorNamesAnOldSnapshot(t *testing.T) {
 	t.Parallel()
@@ -307,7 +307,7 @@ func TestDoctorNamesAnOldSnapshot(t *testing.T) {
 	w.quietly(soon, provider.FindingSnapshot)
 }
 
-// Check 7.
+// Check 8.
 // Promise: O3.2
 func TestDoctorNamesMissingAndNewerMigrations(t *testing.T) {
 	t.Parallel()
@@ -348,7 +348,7 @@ func TestDoctorNamesMissingAndNewerMigrations(t *testing.T) {
 	require.False(t, found[0].Blocks)
 }
 
-// Check 8.
+// Check 9.
 // Promise: O3.2
 func TestDoctorNamesRolesThatMayDoTooMuchOrTooLittle(t *testing.T) {
 	t.Parallel()
@@ -371,7 +371,7 @@ func TestDoctorNamesRolesThatMayDoTooMuchOrTooLittle(t *testing.T) {
 	w.quietly(soon, provider.FindingRights)
 }
 
-// Check 9.
+// Check 10.
 // Promise: O3.2
 func TestDoctorNamesAPoolerThatLosesStatements(t *testing.T) {
 	t.Parallel()
@@ -395,7 +395,7 @@ func TestDoctorNamesAPoolerThatLosesStatements(t *testing.T) {
 	require.Empty(t, found(dsn))
 }
 
-// Check 10.
+// Check 11.
 // Promise: O3.2
 func TestDoctorNamesClocksThatDiffer(t *testing.T) {
 	t.Parallel()
@@ -411,7 +411,7 @@ func TestDoctorNamesClocksThatDiffer(t *testing.T) {
 	require.Len(t, all, 1, titles(all))
 }
 
-// Check 11.
+// Check 12.
 // Promise: O3.2
 func TestDoctorNamesSequencesWithACache(t *testing.T) {
 	t.Parallel()
@@ -423,7 +423,7 @@ func TestDoctorNamesSequencesWithACache(t *testing.T) {
 	w.quietly(soon, provider.FindingSequence)
 }
 
-// Check 12.
+// Check 13.
 // Promise: O3.2
 func TestDoctorNamesAbandonedEntriesAndTasks(t *testing.T) {
 	t.Parallel()

@@ -87,7 +87,9 @@ type Rebuild struct {
 	Total     int64   `json:"total"`
 	PerSecond float64 `json:"per_second"`
 	Paused    bool    `json:"paused,omitempty"`
-	Failed    string  `json:"failed,omitempty"` // why it waits for a person
+	Failed    string  `json:"failed,omitempty"` // why it waits for a person, or was given up
+	// Refused is when a rebuild was given up that could not begin. Its State is "retired".
+	Refused time.Time `json:"refused,omitzero"`
 }
 
 // Facts returns the state of the service. Numbers up to 2,000 are exact, and the lag of a generation up to 1,000 events.
@@ -147,6 +149,7 @@ func (a *Admin) facts(ctx context.Context) (*Facts, error) {
 		f.Projectors = append(f.Projectors, p)
 	}
 	f.addRequested(generations)
+	f.addRefused(generations)
 	for name, n := range forgotten {
 		f.Projectors = append(f.Projectors, Projector{Name: name, Generation: n, State: "forgotten"})
 	}
@@ -187,7 +190,7 @@ func (f *Facts) projector(b provider.SurveyedBuild, generations []projector.Gene
 	}
 	for _, g := range generations {
 		if own(g) && g.Number == p.Generation {
-			p.State, p.Rebuild, p.seen, p.Versions = g.State, rebuildOf(g), g.Seen, versionsOf(g)
+			p.State, p.Rebuild, p.seen, p.Versions, p.changed = g.State, rebuildOf(g), g.Seen, versionsOf(g), g.ChangedAt
 		}
 	}
 	for _, l := range f.Leases {
@@ -200,14 +203,18 @@ func (f *Facts) projector(b provider.SurveyedBuild, generations []projector.Gene
 			p.Reader = s.Process
 		}
 	}
-	for c := range f.capable(b.Projector) {
+	f.countRunners(&p)
+	return p
+}
+
+func (f *Facts) countRunners(p *Projector) {
+	for c := range f.capable(p.Name) {
 		if p.feeds(c) {
 			p.Runners++
 		} else {
 			p.Others++
 		}
 	}
-	return p
 }
 
 // capable returns what the living services can do for a projector, and their processes.
@@ -258,9 +265,9 @@ func (f *Facts) addRequested(generations []projector.Generation) {
 	for _, g := range generations {
 		known := slices.ContainsFunc(f.Projectors, func(p Projector) bool { return p.Name == g.Projector && p.Generation == g.Number })
 		if !known && (g.State == "requested" || g.State == "building") {
-			f.Projectors = append(f.Projectors, Projector{
-				Name: g.Projector, Generation: g.Number, State: g.State, Rebuild: rebuildOf(g), Versions: versionsOf(g), changed: g.ChangedAt,
-			})
+			p := Projector{Name: g.Projector, Generation: g.Number, State: g.State, Rebuild: rebuildOf(g), Versions: versionsOf(g), changed: g.ChangedAt}
+			f.countRunners(&p)
+			f.Projectors = append(f.Projectors, p)
 		}
 	}
 }

@@ -84,7 +84,7 @@ func (w *world) priceIn(schema int, product string, cents int) {
 	require.NoError(w, err)
 }
 
-// Check 4. What is stuck in a generation that no reader sees is not missing in the read model. Nor does it wait for a program
+// Check 5. What is stuck in a generation that no reader sees is not missing in the read model. Nor does it wait for a program
 // of another version.
 // Promise: O3.2
 func TestDoctorSaysWhichGenerationLacksMessages(t *testing.T) {
@@ -120,7 +120,7 @@ func TestDoctorSaysWhichGenerationLacksMessages(t *testing.T) {
 	})
 }
 
-// Check 5. Version 2 is live, and only a program of version 1 runs: nothing moves.
+// Check 6. Version 2 is live, and only a program of version 1 runs: nothing moves.
 // Promise: O3.2
 func TestDoctorSaysThatOnlyAnotherVersionRuns(t *testing.T) {
 	t.Parallel()
@@ -154,7 +154,7 @@ func TestDoctorSaysThatOnlyAnotherVersionRuns(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// Check 4. What messages need that nobody has is named once, for as long as nobody has it.
+// Check 5. What messages need that nobody has is named once, for as long as nobody has it.
 // Promise: O3.2
 func TestDoctorNamesWhatNobodyHas(t *testing.T) {
 	t.Parallel()

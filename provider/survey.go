@@ -100,6 +100,7 @@ const (
 	FindingWait Urgency = iota + 1
 	FindingGone
 	FindingPaused
+	FindingRebuild
 	FindingParked
 	FindingLag
 	FindingSnapshot

@@ -89,7 +89,8 @@ func summary(f *admin.Facts) []field {
 // findingLinks are the pages on which a finding can be followed.
 var findingLinks = map[provider.Urgency]cell{
 	provider.FindingWait: to("Who waits for whom", "./services"), provider.FindingGone: to("Services", "./services"), provider.FindingPaused: to("Projectors", "./projectors"),
-	provider.FindingParked: to("Stuck messages", link("parked", "state", "stuck")), provider.FindingLag: to("Projectors", "./projectors"),
+	provider.FindingRebuild: to("Projectors", "./projectors"),
+	provider.FindingParked:  to("Stuck messages", link("parked", "state", "stuck")), provider.FindingLag: to("Projectors", "./projectors"),
 	provider.FindingClock: to("Services", "./services"), provider.FindingAbandoned: to("Outbox", link("outbox", "status", "abandoned")),
 }
 
