@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
@@ -38,7 +39,11 @@ type Projectors interface {
 
 // Admin reads facts and carries out acts. Create it with New. Its methods are safe for concurrent use. The error of one
 // that requires a part that the store does not have is errors.ErrUnsupported and says which.
-type Admin struct{ store Store }
+type Admin struct {
+	store Store
+	mu    sync.Mutex
+	seen  map[string]time.Time // see sightings
+}
 
 // New returns an Admin of a store. It sends no statement.
 func New(store Store) (*Admin, error) {

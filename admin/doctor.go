@@ -18,7 +18,8 @@ import (
 )
 
 // Doctor returns what is wrong, the most urgent first, and what it could not check. It changes nothing. If a projector lags,
-// it looks twice, limits.Watch apart; if an append of another role is open, limits.OpenTransaction apart. A finding with Blocks,
+// it looks twice, limits.Watch apart; if an append of another role is open, limits.OpenTransaction apart, or it uses what
+// an earlier call has seen, if ctx does not last that long. A finding with Blocks,
 // such as a database that is not migrated, leaves other checks out.
 func (a *Admin) Doctor(ctx context.Context, limits provider.DiagnosisLimits) (provider.Diagnosis, error) {
 	d, err := a.doctor(ctx, limits.WithDefaults())
@@ -54,7 +55,8 @@ func (a *Admin) doctor(ctx context.Context, l provider.DiagnosisLimits) (d provi
 	if len(first.lagging(l)) > 0 {
 		watch = l.Watch
 	}
-	if first.hidesAppends() {
+	seen := a.sightings(first)
+	if deadline, limited := ctx.Deadline(); len(seen) > 0 && (!limited || time.Until(deadline) > 2*l.OpenTransaction) {
 		watch = max(watch, l.OpenTransaction)
 	}
 	if watch > 0 {
@@ -64,8 +66,9 @@ func (a *Admin) doctor(ctx context.Context, l provider.DiagnosisLimits) (d provi
 		if f, err = a.facts(ctx); err != nil {
 			return d, err
 		}
+		seen = a.sightings(f)
 	}
-	waits := f.findWaits(first, l)
+	waits := f.findWaits(seen, l)
 	d.Findings = slices.DeleteFunc(d.Findings, func(s provider.Finding) bool { return s.Check == provider.FindingSnapshot && f.follows(s.Cause, waits) })
 	d.Findings = slices.Concat(d.Findings, waits, f.findGone(l), f.findPaused(), f.findRebuilds(l), f.findParked(), f.findNeeds(), f.findRequests(),
 		first.findLags(f, l), f.findClocks(l), f.findAbandoned())
@@ -111,17 +114,21 @@ var lackingPart = map[string]string{
 	"operations": "which services run, what is paused and requested, and clocks",
 }
 
-// hidesAppends reports whether appends of sessions are open whose begin this role may not see.
-func (f *Facts) hidesAppends() bool {
-	return slices.ContainsFunc(f.Waits, func(w provider.Wait) bool { return w.What == "append" && w.Blocker.Since.IsZero() })
-}
-
-// since returns when the blocker began. If that is hidden, it is when an earlier look saw the same transaction.
-func (f *Facts) since(b provider.Backend) time.Time {
-	if b.Since.IsZero() && slices.ContainsFunc(f.Waits, func(w provider.Wait) bool { return w.Blocker.Transaction == b.Transaction && b.Transaction != "" }) {
-		return f.At
+// sightings returns when each open append was seen first whose begin this role may not see, by its transaction.
+func (a *Admin) sightings(f *Facts) map[string]time.Time {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	was := a.seen
+	a.seen = map[string]time.Time{}
+	for _, w := range f.Waits {
+		if b := w.Blocker; w.What == "append" && b.Since.IsZero() && b.Transaction != "" {
+			a.seen[b.Transaction] = f.At
+			if at, again := was[b.Transaction]; again && at.Before(f.At) {
+				a.seen[b.Transaction] = at
+			}
+		}
 	}
-	return b.Since
+	return a.seen
 }
 
 func (a *Admin) findSchema(ctx context.Context) ([]provider.Finding, error) {
@@ -188,15 +195,17 @@ func number(n provider.Count) string {
 	return fmt.Sprint(n.N)
 }
 
-// findWaits finds transactions that others wait for, but not those that wait themselves. first is an earlier look.
-func (f *Facts) findWaits(first *Facts, l provider.DiagnosisLimits) (found []provider.Finding) {
+// findWaits finds transactions that others wait for, but not those that wait themselves. sightings are those of Admin.
+func (f *Facts) findWaits(sightings map[string]time.Time, l provider.DiagnosisLimits) (found []provider.Finding) {
 	seen := map[string]int{} // the finding of a blocker
 	for _, w := range f.Waits {
 		b := w.Blocker
 		if slices.ContainsFunc(f.Waits, func(o provider.Wait) bool { return o.Waiter.Name == b.Name }) {
 			continue
 		}
-		b.Since = first.since(b)
+		if b.Since.IsZero() {
+			b.Since = sightings[b.Transaction]
+		}
 		since := b.Since
 		if w.What == "lock" {
 			since = w.Waiter.Since

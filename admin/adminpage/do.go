@@ -2,11 +2,13 @@ package adminpage
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"mime"
 	"net/http"
+	"net/url"
 	"strings"
 
 	"github.com/kinora-go/kinora/internal/filters"
@@ -37,12 +39,42 @@ var notices = map[string]string{
 	"controlled": "Done. A running runner follows within about a second.", "canceled": "The request is canceled.",
 }
 
-func noticeOf(q *query) string {
-	text := notices[q.values.Get("said")]
-	if text != "" && q.values.Has("n") {
-		return digits(q.number("n")) + " " + text
+// mostTold is how many notices are kept: those of the last acts.
+const mostTold = 1000
+
+// told keeps the notice of an act for the page that follows, and returns the address of that page. The address has no text, and
+// nothing that becomes one: who makes up an address must not make the page say that something was done.
+func (h *Handler) told(next string) string {
+	page, query, _ := strings.Cut(next, "?")
+	values, err := url.ParseQuery(query)
+	text := notices[values.Get("said")]
+	if err != nil || text == "" {
+		return next
 	}
-	return text
+	if n := values.Get("n"); n != "" {
+		text = n + " " + text
+	}
+	token := rand.Text()
+	h.state.mu.Lock()
+	defer h.state.mu.Unlock()
+	if h.state.told == nil {
+		h.state.told = map[string]string{}
+	}
+	if h.state.told[token] = text; len(h.state.tokens) == mostTold {
+		delete(h.state.told, h.state.tokens[0])
+		h.state.tokens = h.state.tokens[1:]
+	}
+	h.state.tokens = append(h.state.tokens, token)
+	values.Del("n")
+	values.Set("said", token)
+	return page + "?" + values.Encode()
+}
+
+// noticeOf returns the notice of an act that this process has carried out; "" for another one.
+func (h *Handler) noticeOf(q *query) string {
+	h.state.mu.Lock()
+	defer h.state.mu.Unlock()
+	return h.state.told[q.values.Get("said")]
 }
 
 // carryOut checks a form, carries out its act, and leads to the page that follows.
@@ -84,7 +116,7 @@ func (h *Handler) carryOut(w http.ResponseWriter, r *http.Request, v viewer, do 
 		h.fail(w, r, v, err)
 		return
 	}
-	w.Header().Set("Location", next)
+	w.Header().Set("Location", h.told(next))
 	w.WriteHeader(http.StatusSeeOther)
 }
 
@@ -201,7 +233,7 @@ func onRows[L rowList[F], F any](page, what string, canUndo bool, act func(h *Ha
 			return "", q.err
 		}
 		n, err := act(h)(ctx, list.Filter(), d)
-		return link(page, "said", what, "n", fmt.Sprint(n)), err
+		return link(page, "said", what, "n", digits(int64(n))), err
 	}
 }
 

@@ -180,7 +180,7 @@ func (h *Handler) read(r *http.Request, v viewer, read pageFunc) (*view, error) 
 		page, err = &view{Title: "Not here", Intro: sentence(err)}, nil
 	}
 	if err == nil {
-		page.Notice, page.At = noticeOf(q), r.URL.Path
+		page.Notice, page.At = h.noticeOf(q), r.URL.Path
 	}
 	return page, err
 }

@@ -28,6 +28,8 @@ type state struct {
 	doctor  shared[provider.Diagnosis]
 	mu      sync.Mutex
 	samples []sample
+	told    map[string]string // the notices of acts, by token
+	tokens  []string          // of told, the oldest first
 }
 
 // sample is a point of the plots.
