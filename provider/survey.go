@@ -2,6 +2,7 @@ package provider
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 )
@@ -111,6 +112,39 @@ const (
 	FindingSequence
 	FindingAbandoned
 )
+
+var findingNames = []string{
+	"", "wait", "gone", "paused", "rebuild", "parked", "lag", "snapshot", "schema", "rights", "pooler", "clock", "sequence", "abandoned",
+}
+
+// Checks returns all checks, the most urgent first.
+func Checks() (all []Urgency) {
+	for u := FindingWait; u <= FindingAbandoned; u++ {
+		all = append(all, u)
+	}
+	return all
+}
+
+// String returns the name of the check: "wait" for FindingWait.
+func (u Urgency) String() string {
+	if u > 0 && int(u) < len(findingNames) {
+		return findingNames[u]
+	}
+	return fmt.Sprintf("Urgency(%d)", int(u))
+}
+
+// MarshalText returns the name of the check.
+func (u Urgency) MarshalText() ([]byte, error) { return []byte(u.String()), nil }
+
+// UnmarshalText reads the name of a check.
+func (u *Urgency) UnmarshalText(text []byte) error {
+	i := slices.Index(findingNames, string(text))
+	if i < 1 {
+		return fmt.Errorf("%w: %q is no check", ErrInput, text)
+	}
+	*u = Urgency(i)
+	return nil
+}
 
 // Finding is something that is wrong.
 type Finding struct {

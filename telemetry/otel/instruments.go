@@ -115,6 +115,7 @@ const (
 	attrKind      = "kinora.task.kind"
 	attrStep      = "kinora.task.step"
 	attrQuery     = "kinora.query"
+	attrCheck     = "kinora.check"
 	attrNeeds     = "kinora.needs"
 	attrService   = "kinora.service.kind" // "relay", "runner" or "worker"
 	attrVersion   = "kinora.service.version"

@@ -515,6 +515,43 @@ func TestWatchShowsWhichServicesAreAlive(t *testing.T) {
 	})
 }
 
+// Each check of the doctor has a value, also without a finding.
+func TestWatchShowsWhatTheDoctorFinds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, err := memory.New(nil)
+		require.NoError(t, err)
+		reader := metric.NewManualReader()
+		tel, err := otel.New(otel.Config{MeterProvider: metric.NewMeterProvider(metric.WithReader(reader)), Every: time.Second})
+		require.NoError(t, err)
+		stop, err := tel.Watch(db)
+		require.NoError(t, err)
+		found := func() map[string]int64 {
+			all := (&measured{reader: reader}).collect(t)
+			count := map[string]int64{}
+			for _, p := range all["kinora.doctor.findings"].Data.(metricdata.Gauge[int64]).DataPoints {
+				check, _ := p.Attributes.Value("kinora.check")
+				count[check.AsString()] = p.Value
+			}
+			require.Zero(t, all["kinora.doctor.unchecked"].Data.(metricdata.Gauge[int64]).DataPoints[0].Value)
+			return count
+		}
+		want := map[string]int64{}
+		for _, check := range provider.Checks() {
+			want[check.String()] = 0
+		}
+		require.Equal(t, want, found())
+		_, err = db.SetPause(t.Context(), provider.Pause{Kind: provider.PauseTopic, Name: "review", Decision: provider.Decision{By: "ann", Reason: "r"}}, true)
+		require.NoError(t, err)
+		time.Sleep(30 * time.Second)
+		require.Equal(t, want, found(), "the doctor is asked once a minute")
+		time.Sleep(30 * time.Second)
+		want["paused"] = 1
+		require.Equal(t, want, found())
+		require.NoError(t, stop())
+	})
+}
+
 func TestNewAndWatchRefuseWrongArguments(t *testing.T) {
 	t.Parallel()
 	_, err := otel.New(otel.Config{Every: -1})

@@ -49,6 +49,8 @@ func (t *Telemetry) Watch(store projector.State, projectors ...kinora.Projector)
 		{&w.parked, "kinora.projector.parked", "{message}", "Messages that wait or are stuck"},
 		{&w.entries, "kinora.outbox.entries", "{entry}", "Entries that are not published, by status"},
 		{&w.tasks, "kinora.task.tasks", "{task}", "Tasks that have not ended well, by status"},
+		{&w.findings, "kinora.doctor.findings", "{finding}", "What the doctor has found within the last minute, by check"},
+		{&w.unchecked, "kinora.doctor.unchecked", "{check}", "What the doctor could not check"},
 		{&w.services, "kinora.services", "{service}", "Services that are alive, by what they work for"},
 	} {
 		*g.to, err = meter.Int64ObservableGauge(g.name, metric.WithUnit(g.unit), metric.WithDescription(g.text))
@@ -83,10 +85,14 @@ type watch struct {
 	projectors []kinora.Projector
 
 	lagEvents, parked, entries, tasks, services metric.Int64ObservableGauge
+	findings, unchecked                         metric.Int64ObservableGauge
 	lagTime, needs, oldest, held                metric.Float64ObservableGauge
 
 	mu      sync.Mutex
+	ops     *admin.Admin
 	queried time.Time // when the last queries ended
+	asked   time.Time // when the doctor was asked last
+	found   *provider.Diagnosis
 	values  []func(metric.Observer)
 }
 
@@ -128,11 +134,14 @@ func (w *watch) query(ctx context.Context) {
 
 // facts sets the values from the facts of a store.
 func (w *watch) facts(ctx context.Context, store admin.Store) {
-	ops, err := admin.New(store)
-	var f *admin.Facts
-	if err == nil {
-		f, err = ops.Facts(ctx)
+	var err error
+	if w.ops == nil {
+		if w.ops, err = admin.New(store); !w.succeeded("facts", err) {
+			return
+		}
 	}
+	w.diagnose(ctx)
+	f, err := w.ops.Facts(ctx)
 	if !w.succeeded("facts", err) {
 		return
 	}
@@ -169,6 +178,31 @@ func (w *watch) facts(ctx context.Context, store admin.Store) {
 	for _, status := range unended {
 		w.gauge(w.tasks, tasks[status], attribute.String(attrStatus, string(status)))
 	}
+}
+
+// diagnosedEvery is the time between two questions to the doctor, which looks at more than the other gauges.
+const diagnosedEvery = time.Minute
+
+// diagnose sets the gauges of what the doctor finds.
+func (w *watch) diagnose(ctx context.Context) {
+	if now := time.Now(); w.asked.IsZero() || now.Sub(w.asked) >= diagnosedEvery { //nolint:forbidigo // as in observe
+		w.asked, w.found = now, nil
+		d, err := w.ops.Doctor(ctx, provider.DiagnosisLimits{Watch: w.t.cfg.Timeout / 5})
+		if w.succeeded("doctor", err) {
+			w.found = &d
+		}
+	}
+	if w.found == nil {
+		return
+	}
+	count := map[provider.Urgency]int64{}
+	for _, f := range w.found.Findings {
+		count[f.Check]++
+	}
+	for _, check := range provider.Checks() {
+		w.gauge(w.findings, count[check], attribute.String(attrCheck, check.String()))
+	}
+	w.gauge(w.unchecked, int64(len(w.found.Unchecked)))
 }
 
 // projector sets the gauges of the live generation of a projector.
