@@ -52,7 +52,7 @@ func (a *Admin) doctor(ctx context.Context, l provider.DiagnosisLimits) (d provi
 		return d, err
 	}
 	f, watch := first, time.Duration(0)
-	if len(first.lagging(l)) > 0 {
+	if len(first.lagging(l)) > 0 || slices.ContainsFunc(first.Projectors, first.standsStill) {
 		watch = l.Watch
 	}
 	seen := a.sightings(first)
@@ -69,17 +69,25 @@ func (a *Admin) doctor(ctx context.Context, l provider.DiagnosisLimits) (d provi
 		seen = a.sightings(f)
 	}
 	waits := f.findWaits(seen, l)
-	d.Findings = slices.DeleteFunc(d.Findings, func(s provider.Finding) bool { return s.Check == provider.FindingSnapshot && f.follows(s.Cause, waits) })
-	d.Findings = slices.Concat(d.Findings, waits, f.findGone(l), f.findPaused(), f.findRebuilds(l), f.findParked(), f.findNeeds(), f.findRequests(),
+	d.Findings = slices.DeleteFunc(d.Findings, func(s provider.Finding) bool {
+		return s.Check == provider.FindingSnapshot && f.follows(s.Cause, waits, l)
+	})
+	d.Findings = slices.Concat(d.Findings, waits, f.findGone(l), f.findPaused(), f.findRebuilds(first), f.findParked(), f.findNeeds(), f.findRequests(),
 		first.findLags(f, l), f.findClocks(l), f.findAbandoned())
 	d.Unchecked = append(d.Unchecked, f.unchecked()...)
 	return d, nil
 }
 
 // follows reports whether a session waits, or others wait for it as found: it keeps dead rows for that reason.
-func (f *Facts) follows(session string, waits []provider.Finding) bool {
-	return slices.ContainsFunc(waits, func(w provider.Finding) bool { return w.Cause == session }) ||
-		slices.ContainsFunc(f.Waits, func(w provider.Wait) bool { return w.Waiter.Name == session && session != "" })
+func (f *Facts) follows(session string, waits []provider.Finding, l provider.DiagnosisLimits) bool {
+	return slices.ContainsFunc(waits, func(w provider.Finding) bool { return w.Cause == session }) || f.keepsWaiting(session, l)
+}
+
+// keepsWaiting reports whether a session has waited for another one for long.
+func (f *Facts) keepsWaiting(session string, l provider.DiagnosisLimits) bool {
+	return slices.ContainsFunc(f.Waits, func(w provider.Wait) bool {
+		return w.Waiter.Name == session && session != "" && !w.Waiter.Since.IsZero() && f.At.Sub(w.Waiter.Since) >= l.OpenTransaction
+	})
 }
 
 // unchecked returns what the facts do not have.
@@ -99,8 +107,8 @@ func (f *Facts) unchecked() (all []provider.Unchecked) {
 			Remedy: []string{"run the doctor with --db of that log"},
 		})
 	}
-	if n := len(f.Projectors); n > listed {
-		all = append(all, provider.Unchecked{What: fmt.Sprintf("the lag of %d of %d generations of projectors", n-listed, n), Why: fmt.Sprintf("at most %d are looked at", listed)})
+	if f.unlisted > 0 {
+		all = append(all, provider.Unchecked{What: fmt.Sprintf("the lag of %d further projectors", f.unlisted), Why: fmt.Sprintf("at most %d generations are looked at", listed)})
 	}
 	if len(f.Services) >= provider.MaxServices {
 		all = append(all, provider.Unchecked{What: "further services", Why: fmt.Sprintf("at most %d are read", provider.MaxServices)})
@@ -200,7 +208,7 @@ func (f *Facts) findWaits(sightings map[string]time.Time, l provider.DiagnosisLi
 	seen := map[string]int{} // the finding of a blocker
 	for _, w := range f.Waits {
 		b := w.Blocker
-		if slices.ContainsFunc(f.Waits, func(o provider.Wait) bool { return o.Waiter.Name == b.Name }) {
+		if f.keepsWaiting(b.Name, l) {
 			continue
 		}
 		if b.Since.IsZero() {
@@ -220,7 +228,7 @@ func (f *Facts) findWaits(sightings map[string]time.Time, l provider.DiagnosisLi
 			found = append(found, provider.Finding{
 				Check: provider.FindingWait, Title: "Others wait for an open transaction: " + b.Name, Cause: b.Name,
 				Meaning: "Until it ends, sessions that need its locks wait.",
-				Facts:   facts("application", b.Application, "user", b.User, "state", b.State, "open for", atLeast(w.Blocker.Since.IsZero())+f.ago(b.Since)),
+				Facts:   facts("application", b.Application, "user", b.User, "state", b.State, "open for", openFor(w.Blocker.Since.IsZero(), f.ago(b.Since))),
 				Remedy:  []string{b.End}, Private: facts("query", b.Query),
 			})
 		}
@@ -234,11 +242,12 @@ func (f *Facts) findWaits(sightings map[string]time.Time, l provider.DiagnosisLi
 	return found
 }
 
-func atLeast(is bool) string {
-	if is {
-		return "at least "
+// openFor returns for how long a transaction is open; "" if that is not known. hidden: that it was seen is all that is known.
+func openFor(hidden bool, ago string) string {
+	if hidden && ago != "" {
+		return "at least " + ago
 	}
-	return ""
+	return ago
 }
 
 // alive returns the number of services of a kind that report.

@@ -329,7 +329,7 @@ func TestDoctorNamesMissingAndNewerMigrations(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, d.Findings, 1)
 	require.Contains(t, d.Findings[0].Title, "The schema wrong of the database ")
-	require.Equal(t, []string{"use --schema kinora, or KINORA_SCHEMA"}, d.Findings[0].Remedy, "not to create tables in the wrong place")
+	require.Equal(t, "use --schema kinora, or KINORA_SCHEMA", d.Findings[0].Remedy[0], "not to create tables in the wrong place")
 	require.Equal(t, "everything else", d.Unchecked[0].What)
 	found, err = findings(adminOf(t, db).Doctor(t.Context(), provider.DiagnosisLimits{}))
 	require.NoError(t, err)

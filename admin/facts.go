@@ -40,6 +40,7 @@ type Facts struct {
 
 	stuck    []provider.StuckLane
 	inFlight map[string]int64
+	unlisted int              // live generations whose lag was not looked at
 	wanted   map[int64]string // by the id of a request: what the messages of a dry run need
 }
 
@@ -145,6 +146,8 @@ func (a *Admin) facts(ctx context.Context) (*Facts, error) {
 			if err := a.lag(ctx, store, &p, b, s); err != nil {
 				return nil, err
 			}
+		} else if !p.OtherLog && p.State == "live" {
+			f.unlisted++
 		}
 		f.Projectors = append(f.Projectors, p)
 	}
@@ -252,7 +255,7 @@ func versionsOf(g projector.Generation) []int {
 
 func rebuildOf(g projector.Generation) *Rebuild {
 	switched := g.How == projector.BlueGreen && g.State == "live" // also if its runner has ended since
-	if g.How == projector.NoRebuild || (g.CaughtUp || switched) && g.Failed == "" && g.State != "building" {
+	if g.Failed == "" && (g.How == projector.NoRebuild || (g.CaughtUp || switched) && g.State != "building") {
 		return nil
 	}
 	return &Rebuild{

@@ -45,11 +45,11 @@ func TestDoctorNamesRebuildsInEveryBadState(t *testing.T) {
 	var room atomic.Bool
 	room.Store(true)
 	stop := w.start(w.shelf(&room))
-	w.price("tea", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
+	w.price("tea", make([]int, 900)...) // the rebuild takes a quarter of an hour
 	shelf := func(is func(admin.Projector) bool) func(admin.Projector) bool {
 		return func(p admin.Projector) bool { return p.Name == "shelf" && is(p) }
 	}
-	first := w.generation(1, "live", shelf(func(p admin.Projector) bool { return p.Lag.N == 0 && p.Position >= 10 })).Generation
+	first := w.generation(1, "live", shelf(func(p admin.Projector) bool { return p.Lag.N == 0 && p.Position >= 900 })).Generation
 	room.Store(false)
 	slowly := projector.Rebuild{How: projector.BlueGreen, Rate: 1, Decision: by}
 	_, err := w.ops.Rebuild(t.Context(), "shelf", slowly)

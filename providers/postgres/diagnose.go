@@ -44,7 +44,8 @@ select current_database()::text, exists (select from places where name = $1::tex
 	hiddenSQL = `
 select current_user::text, count(a.pid), coalesce(string_agg(distinct a.usename::text, ', '), '')
 from (select) one left join pg_stat_activity a
-	on a.query = '<insufficient privilege>' and (a.datname = current_database() or a.datname is null and a.backend_xmin is not null)`
+	on a.query = '<insufficient privilege>' and a.usesysid is not null and a.pid <> pg_backend_pid()
+		and (a.datname = current_database() or a.datname is null and a.backend_xmin is not null)`
 
 	deadRowsSQL = `
 select 'dead rows in ' || relname, n_dead_tup::text from pg_stat_user_tables
@@ -87,7 +88,7 @@ func (db *Provider) Diagnose(ctx context.Context, l provider.DiagnosisLimits) (d
 		}
 		d.Findings = append(d.Findings, some...)
 		if slices.ContainsFunc(some, func(f provider.Finding) bool { return f.Blocks && f.Check != provider.FindingSchema }) {
-			break // the next checks would fail
+			return d, nil // the next checks would fail
 		}
 	}
 	if d.Unchecked, err = db.hidden(ctx); err != nil {
@@ -179,7 +180,8 @@ func (db *Provider) findMissing(ctx context.Context) ([]provider.Finding, error)
 	case len(schemas) > 0:
 		f.Title = fmt.Sprintf("The schema %s of the database %s has no tables of Kinora, but another schema has", db.cfg.Schema, database)
 		f.Facts = append(f.Facts, provider.Fact{Name: "schemas with tables of Kinora", Value: strings.Join(schemas, ", ")})
-		f.Remedy = []string{"use --schema " + schemas[0] + ", or KINORA_SCHEMA"}
+		f.Meaning = "If each service has a schema of its own, and this is a new service, create its tables. Otherwise --schema is wrong."
+		f.Remedy = []string{"use --schema " + schemas[0] + ", or KINORA_SCHEMA", "for a new service: kinora migrate up"}
 	default:
 		f.Title = fmt.Sprintf("The database %s has no tables of Kinora", database)
 		f.Meaning = "If this is the database of a new service, create them. Otherwise --db is that of another database."
