@@ -56,7 +56,7 @@ func (a *Admin) doctor(ctx context.Context, l provider.DiagnosisLimits) (d provi
 		watch = l.Watch
 	}
 	seen := a.sightings(first)
-	if deadline, limited := ctx.Deadline(); len(seen) > 0 && (!limited || time.Until(deadline) > 2*l.OpenTransaction) {
+	if deadline, limited := ctx.Deadline(); len(seen) > 0 && (!limited || time.Until(deadline) > 2*l.OpenTransaction) { //nolint:forbidigo // both are of this machine
 		watch = max(watch, l.OpenTransaction)
 	}
 	if watch > 0 {

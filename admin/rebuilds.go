@@ -41,58 +41,54 @@ func (f *Facts) standsStill(p Projector) bool {
 // findRebuilds finds rebuilds that wait for a person, or for a runner, and promotions that have failed. first is an earlier look.
 func (f *Facts) findRebuilds(first *Facts) (found []provider.Finding) {
 	for _, p := range f.Projectors {
-		r, name := p.Rebuild, quote(p.Name)
-		inPlace := r != nil && r.How == projector.InPlace.String()
-		if r == nil || p.State == "requested" || p.State != "standby" && !isRebuild(r.How) { // others are verifications
+		if p.Rebuild == nil || p.State == "requested" || p.State != "standby" && !isRebuild(p.Rebuild.How) { // others are verifications
 			continue
 		}
-		one := provider.Finding{
-			Check: provider.FindingRebuild, Title: fmt.Sprintf("The rebuild of %s ", p.Name),
-			Facts: facts("generation", fmt.Sprintf("%d (%s)", p.Generation, p.State), "how", r.How, "by", r.By, "reason", r.Reason,
-				"applied", fmt.Sprintf("%d of %d events", r.Applied, r.Total), "runners", fmt.Sprint(p.Runners)),
-		}
-		again := "kinora projectors rebuild " + name + ` --reason "…"`
-		cancel := "kinora projectors cancel " + name + ` --reason "…"`
 		before := func(b Projector) bool {
-			return b.Name == p.Name && b.Generation == p.Generation && first.standsStill(b) && b.Rebuild.Applied == r.Applied
+			return b.Name == p.Name && b.Generation == p.Generation && first.standsStill(b) && b.Rebuild.Applied == p.Rebuild.Applied
 		}
-		promote := fmt.Sprintf(`kinora projectors promote %s %d --reason "…"`, name, p.Generation)
-		switch {
-		case p.State == "retired":
-			one.Title += "was refused, or could not begin"
-			one.Meaning = "Readers see the read model as it was. " + r.Failed + "."
-			one.Remedy = []string{again}
-		case r.Failed != "" && p.State == "standby":
-			one.Title = fmt.Sprintf("The promotion of generation %d of %s has failed", p.Generation, p.Name)
-			one.Meaning = "Readers see the read model as it was. " + r.Failed + "."
-			one.Remedy = []string{promote, fmt.Sprintf(`kinora projectors drop %s %d --reason "…"`, name, p.Generation)}
-		case p.State == "standby":
-			continue
-		case r.Failed != "":
-			one.Title += "waits for a person"
-			one.Meaning = "Readers see the read model as it was. " + r.Failed + "."
-			one.Remedy = []string{promote, cancel}
-		case r.Paused:
-			one.Title += "is paused"
-			one.Meaning = "A person has paused it."
-			one.Remedy = []string{"kinora projectors resume " + name + ` --rebuild --reason "…"`}
-		case f.standsStill(p) && slices.ContainsFunc(first.Projectors, before):
-			one.Title += "stands still"
-			one.Meaning = "No runner works on it."
-			if p.Others > 0 {
-				one.Meaning = fmt.Sprintf("It is for version %s of the program, and only runners of other versions run.", p.VersionRange())
-			}
-			one.Remedy = []string{"start a runner of " + p.Name + p.inVersion(), cancel}
-			if p.State == "live" { // in place: the old rows are gone
-				one.Meaning, one.Remedy = one.Meaning+" Readers see only what it has applied.", one.Remedy[:1]
-			}
-		default:
-			continue
+		if one := p.findRebuild(f.standsStill(p) && slices.ContainsFunc(first.Projectors, before)); one.Title != "" {
+			one.Check, one.Facts = provider.FindingRebuild, facts("generation", fmt.Sprintf("%d (%s)", p.Generation, p.State), "how", p.Rebuild.How, "by", p.Rebuild.By,
+				"reason", p.Rebuild.Reason, "applied", fmt.Sprintf("%d of %d events", p.Rebuild.Applied, p.Rebuild.Total), "runners", fmt.Sprint(p.Runners))
+			found = append(found, one)
 		}
-		if r.Paused && inPlace {
-			one.Meaning += " Readers see only what it has applied."
-		}
-		found = append(found, one)
 	}
 	return found
+}
+
+// findRebuild returns what is wrong with the rebuild of a generation. The finding is empty if nothing is.
+func (p *Projector) findRebuild(standsStill bool) (one provider.Finding) {
+	r, name := p.Rebuild, quote(p.Name)
+	cancel := "kinora projectors cancel " + name + ` --reason "…"`
+	promote := fmt.Sprintf(`kinora projectors promote %s %d --reason "…"`, name, p.Generation)
+	asItWas := "Readers see the read model as it was. " + r.Failed + "."
+	seen := "" // in place, the old rows are gone
+	if r.How == projector.InPlace.String() {
+		seen = " Readers see only what it has applied."
+	}
+	finding := func(title, meaning string, remedy ...string) provider.Finding {
+		return provider.Finding{Title: title, Meaning: meaning, Remedy: remedy}
+	}
+	rebuild := "The rebuild of " + p.Name
+	switch {
+	case p.State == "retired":
+		return finding(rebuild+" was refused, or could not begin", asItWas, "kinora projectors rebuild "+name+` --reason "…"`)
+	case r.Failed != "" && p.State == "standby":
+		return finding(fmt.Sprintf("The promotion of generation %d of %s has failed", p.Generation, p.Name), asItWas,
+			promote, fmt.Sprintf(`kinora projectors drop %s %d --reason "…"`, name, p.Generation))
+	case p.State == "standby":
+	case r.Failed != "":
+		return finding(rebuild+" waits for a person", asItWas, promote, cancel)
+	case r.Paused:
+		return finding(rebuild+" is paused", "A person has paused it."+seen, "kinora projectors resume "+name+` --rebuild --reason "…"`)
+	case standsStill:
+		one = finding(rebuild+" stands still", "No runner works on it."+seen, "start a runner of "+p.Name+p.inVersion())
+		if p.Others > 0 {
+			one.Meaning = fmt.Sprintf("It is for version %s of the program, and only runners of other versions run.", p.VersionRange()) + seen
+		}
+		if seen == "" {
+			one.Remedy = append(one.Remedy, cancel)
+		}
+	}
+	return one
 }
