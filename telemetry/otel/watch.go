@@ -230,7 +230,7 @@ func (w *watch) projector(f *admin.Facts, name string) {
 	}
 	w.gauge(w.parked, parked, in)
 	if none {
-		age(0)
+		age(0, attribute.String(attrNeeds, ""))
 	}
 }
 
