@@ -52,6 +52,10 @@ func runMove(r *run) {
 			}
 			p.awaitReady()
 		}
+		if !r.has("all_on_log") { // a projector does not go live while a runner that stays on the log reads for it
+			r.waitDrained(10 * lease)
+			return
+		}
 		r.waitCompleted(10*lease, exactName)
 	})
 	r.judge()
