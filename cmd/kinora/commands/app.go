@@ -152,15 +152,18 @@ type usageError struct{ error }
 func (usageError) ExitCode() int { return 2 }
 
 // foundError says that a check has found something. The exit status is 1, and nothing is printed.
-type foundError struct{}
+type foundError struct {
+	unchecked bool // it has found nothing, and could not look everywhere: the exit status is 3
+}
 
-func (foundError) Error() string { return "something was found" }
-func (foundError) ExitCode() int { return 1 }
+func (foundError) Error() string { return "something was found, or not checked" }
 
-// uncheckedError says that a check could not look. The exit status is 3, and nothing is printed.
-type uncheckedError struct{ foundError }
-
-func (uncheckedError) ExitCode() int { return 3 }
+func (e foundError) ExitCode() int {
+	if e.unchecked {
+		return 3
+	}
+	return 1
+}
 
 // Main runs a command line and returns the exit status.
 func Main(ctx context.Context, app *App, args []string) int {
@@ -185,8 +188,7 @@ func Main(ctx context.Context, app *App, args []string) int {
 	if err == nil {
 		return 0
 	}
-	_, found := errors.AsType[foundError](err)
-	if _, unchecked := errors.AsType[uncheckedError](err); !found && !unchecked {
+	if _, found := errors.AsType[foundError](err); !found {
 		_, _ = fmt.Fprintf(app.err(), "%s: %s\n", cmp.Or(app.Name, "kinora"), printable(err.Error()))
 	}
 	if e, ok := errors.AsType[interface {

@@ -143,7 +143,7 @@ func (c *doctorCmd) Run(ctx context.Context, app *App) error {
 		case len(d.Findings) > 0:
 			return foundError{}
 		case len(d.Unchecked) > 0 && !c.AllowUnchecked:
-			return uncheckedError{}
+			return foundError{unchecked: true}
 		}
 		return nil
 	})
