@@ -115,4 +115,46 @@ var observers = []Mutant{
 		Edits: []Edit{{File: "admin/requests.go", Old: "case a.Verb == provider.VerbVerify:\n\t\t\treturn p.lackedBy(c), true", New: "case a.Verb == provider.VerbVerify:\n\t\t\treturn nil, true"}},
 		Tests: []Test{{"./admin", "TestDoctorSaysWhatRequestsWaitFor"}},
 	},
+	{
+		Name:  "unchecked_is_right",
+		What:  "the exit status of the doctor is 0 if a check could not look",
+		Edits: []Edit{{File: "cmd/kinora/commands/status.go", Old: "case len(d.Unchecked) > 0 && !c.AllowUnchecked:", New: "case len(d.Unchecked) < 0:"}},
+		Tests: []Test{{"./cmd/kinora/commands", "TestTheCommandsOfAStoreOfEvents"}},
+	},
+	{
+		Name:  "hidden_append_unseen",
+		What:  "the doctor does not see an open append whose begin the role may not see",
+		Edits: []Edit{{File: "admin/doctor.go", Old: `w.What == "append" && b.Since.IsZero()`, New: `w.What == "" && b.Since.IsZero()`}},
+		Tests: []Test{{"./admin", "TestDoctorSaysWhatItMayNotSee"}},
+	},
+	{
+		Name:  "every_blocker_named",
+		What:  "the doctor names a session that waits itself as what the others wait for",
+		Edits: []Edit{{File: "admin/doctor.go", Old: `w.Waiter.Name == session && session != ""`, New: `w.Waiter.Name == session && session == ""`}},
+		Tests: []Test{{"./admin", "TestDoctorNamesTheRootBlocker"}},
+	},
+	{
+		Name:  "rebuild_unseen",
+		What:  "the doctor does not see rebuilds that wait",
+		Edits: []Edit{{File: "admin/rebuilds.go", Old: `one.Title != "" {`, New: `one.Title == "" {`}},
+		Tests: []Test{{"./admin", "TestDoctorNamesRebuildsInEveryBadState"}},
+	},
+	{
+		Name:  "nosuch_paused",
+		What:  "a projector that does not exist can be paused",
+		Edits: []Edit{{File: "admin/acts.go", Old: "err != nil || !known {", New: `err != nil || !known && name == "" {`}},
+		Tests: []Test{{"./admin", "TestDoctorNamesWhatIsPaused"}},
+	},
+	{
+		Name:  "notice_from_the_address",
+		What:  "the page says of any address that something was done",
+		Edits: []Edit{{File: "admin/adminpage/do.go", Old: `return h.state.told[q.values.Get("said")]`, New: `return notices[q.values.Get("said")]`}},
+		Tests: []Test{{"./admin/adminpage", "TestRequestsThatAreNotValid"}},
+	},
+	{
+		Name:  "blank_reason",
+		What:  "a decision whose reason is blank is accepted",
+		Edits: []Edit{{File: "provider/parking.go", Old: `strings.TrimSpace(d.Reason) == ""`, New: `d.Reason == ""`}},
+		Tests: []Test{{"./projector", "TestDecisionRequiresNameAndReason"}},
+	},
 }

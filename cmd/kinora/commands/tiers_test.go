@@ -56,4 +56,9 @@ func TestTheCommandsOfAStoreOfEvents(t *testing.T) {
 	}
 	status, out, said = run("outbox", "requeue", "--yes", "--seq", "1", "--reason", "fixed", "--by", "ann")
 	require.Equal(t, []any{0, "1 requeued\n", "the store keeps no operations: this was not recorded\n"}, []any{status, out, said})
+	status, out, said = run("doctor")
+	require.Equal(t, []any{3, ""}, []any{status, said}, "not everything could be checked")
+	require.Contains(t, out, "Nothing was found, but not everything could be checked.\n")
+	status, _, _ = run("doctor", "--allow-unchecked")
+	require.Zero(t, status)
 }
